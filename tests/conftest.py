@@ -25,13 +25,12 @@ from tests.support.cases.families import FAMILIES
 from tests.support.editor import groups
 from tests.support.editor.editor import browser_path, open_browser
 from tests.support.group.footprint import settings_that_free
-from tests.support.group.machines import open_network
-from tests.support.group.network import Network
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
+from tests.support.group.machines import Network, open_network
+from tests.support.host import graphs
+from tests.support.host.graphs import TINY_MODELS, write_packs
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
 from tests.support.runs import disk, durations
-from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
 from worker.launch.imports import pause_garbage_collector
 
@@ -46,12 +45,11 @@ if sys.platform == "linux":
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
-HOST_SUPPORT = Path(__file__).parent / "support" / "host"
 # Node packs of the tests' own, by the name of their folder.
 NODE_PACKS = {
-    NODE_PACK: NODE_PACK_SOURCE,
+    **graphs.NODE_PACKS,
     groups.PACK: groups.PACK_SOURCE,
-    **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "other_loaders")},
+    "narrow_encoders": (Path(__file__).parent / "support" / "host" / "narrow_encoders.py").read_text(),
 }
 # Four ranks and more, however few cores there are; auto stays at two, for which links cost nothing.
 HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", "PARALLELDIT_MEASURED": quick_machine(), **TINY_MODELS}
@@ -120,13 +118,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> durations.LongestFirst | None:
     if config.getoption("dist") != "loadfile":
         return None
     seconds: Counter[str] = Counter()
     for tier in durations.TIERS if config.getoption("--slow") else durations.TIERS[:1]:
         seconds.update({path: found.seconds for path, found in durations.read(tier).items()})
-    return LongestFirst(config, log, seconds)
+    return durations.LongestFirst(config, log, seconds)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -234,9 +232,7 @@ def models(folders: disk.TemporaryFolders) -> Path:
             shutil.copy(diffusers / name / WEIGHTS, base / "models" / "diffusion_models" / f"{name}.safetensors")
     shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
     (base / "models" / "loras").mkdir()
-    for name, source in NODE_PACKS.items():
-        (base / "custom_nodes" / name).mkdir(parents=True)
-        (base / "custom_nodes" / name / "__init__.py").write_text(source)
+    write_packs(base, NODE_PACKS)
     (base / "input").mkdir()
     width = FAMILIES["sd3.5"].config["joint_attention_dim"]
     generator = torch.Generator().manual_seed(5)

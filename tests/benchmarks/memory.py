@@ -44,7 +44,7 @@ class Shape:
     """A model. published: its name in `LIBRARIES`; narrowed: what its config has in place of the published.
 
     latents, tokens: of a request, which has to be small: activations are not what is measured. stock: the case of
-    `sized_cases` that has the same shape of ComfyUI's class, if one has. tables: bytes of positions' that the class has
+    `SIZED_CASES` that has the same shape of ComfyUI's class, if one has. tables: bytes of positions' that the class has
     beside weights, however narrow it is.
     """
 

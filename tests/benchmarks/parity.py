@@ -12,10 +12,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from demo.host import PACK_NAME, ComfyHost
+from demo.host import ComfyHost
 from tests.support.cases.stock_cases import CASES
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error, status
-from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.host.graphs import latents, relative_error, status
+from tests.support.host.stock_prompts import host_with_cases, prompt
 from tests.support.pages import show_table
 
 PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
@@ -43,16 +43,11 @@ def table(errors: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    comfyui = Path(os.environ["COMFYUI_PATH"])
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
-        (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
-        write_cases(comfyui, base, list(CASES))
-        with ComfyHost(
-            comfyui, base, extra_args=("--whitelist-custom-nodes", PACK_NAME, NODE_PACK), env=TINY_MODELS
-        ) as host:
-            rows = table(measure(host))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        host_with_cases(Path(os.environ["COMFYUI_PATH"]), Path(folder), CASES) as host,
+    ):
+        rows = table(measure(host))
     show_table("parity", rows)
 
 

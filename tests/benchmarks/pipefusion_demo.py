@@ -19,7 +19,7 @@ from typing import Any
 
 import diffusers
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from demo.host import REPOSITORY
 from parallel_backend.models import known_spec
@@ -59,12 +59,11 @@ class Request:
     def parallel(self, plans: dict[str, dict[str, Any]], scheduler: str = MODELS_OWN) -> dict[str, torch.Tensor]:
         """What the engine draws under each plan, in a real group. scheduler: a name of SCHEDULERS."""
         with tempfile.TemporaryDirectory(prefix="demo-") as root, RankPool(Path(root)) as pool:
-            inputs, out = (str(Path(root) / name) for name in ("inputs", "out"))
+            inputs = str(Path(root) / "inputs")
             save_file({"latents": self.latents, "asked": self.asked, "unasked": self.unasked}, inputs)
             sampling = {"steps": STEPS, "guidance": GUIDANCE, "scheduler": scheduler}
-            pool.run(STAGES, "demo_ranks", str(self.folder), inputs, sampling, plans, out)
-            drawn = load_file(out)
-            return {name: drawn[name] for name in plans}
+            by_rank = pool.run(STAGES, "demo_ranks", str(self.folder), inputs, sampling, plans)
+            return {name: tensors[name] for name in plans for _, tensors in by_rank if name in tensors}
 
     def serial(
         self, patches: int = 1, sync_steps: int | None = None, scheduler_name: str = MODELS_OWN, steps: int = STEPS

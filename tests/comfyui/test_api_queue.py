@@ -18,9 +18,8 @@ from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.loop_cases import EXPECTED
-from tests.support.host.graphs import Job, latents, ranks, relative_error, status
+from tests.support.host.graphs import Job, bypass, latents, ranks, relative_error, status
 from tests.support.host.shape_checker import judge
-from tests.support.loaders import bypass
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import Graph, Job, Link, behind, latents, refusal
+from tests.support.host.graphs import Graph, Job, Link, behind, find_node, latents, refusal, write_latent
 
 GOOD = Job("tiny-dit", steps=1)
 LOOP = Job("tiny-dit", scheduler="DDIM")
@@ -102,8 +102,7 @@ def test_weights_deleted_between_prompts(host: ComfyHost, broken: Path) -> None:
 @pytest.fixture(scope="module")
 def files(models: Path) -> None:
     """What the jobs name, in the input folder."""
-    latent = {"latent_tensor": torch.randn(1, 16, 16, 16), "latent_format_version_0": torch.tensor([])}
-    save_file(latent, models / "input" / "flux.latent")
+    write_latent(models, "flux", torch.randn(1, 16, 16, 16))
     label = torch.zeros(1, 1, 11)
     label[..., 5] = float("nan")
     for name, conditioning in {"nan": label, "wide": torch.randn(1, 12, 48)}.items():
@@ -112,8 +111,7 @@ def files(models: Path) -> None:
 
 
 def nested(prompt: dict) -> dict:
-    (latent,) = [node for node in prompt.values() if node["class_type"] == "EmptyLatentImage"]
-    latent.update(class_type="Test_EmptyLatent", inputs={"shape": "1 4 16 16 | 1 8 16"})
+    find_node(prompt, "EmptyLatentImage").update(class_type="Test_EmptyLatent", inputs={"shape": "1 4 16 16 | 1 8 16"})
     return prompt
 
 

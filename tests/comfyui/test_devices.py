@@ -126,7 +126,7 @@ def alone(request: pytest.FixtureRequest, comfyui: Path, tmp_path_factory: pytes
     write_cases(comfyui, base, [MODEL])
     shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     (base / "models" / "vae").mkdir(parents=True)
-    run_program(comfyui, "tests.support.files.video_vaes", base / "models" / "vae")
+    run_program(comfyui, "tests.support.files.stock_files:write_video_vaes", base / "models" / "vae")
     said = run_apart(comfyui, "tests.support.group.no_group", base, request.param, MODEL, VAE, **TINY_MODELS)
     return {**said, "why": LACKS[request.param]}
 

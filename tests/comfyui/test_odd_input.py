@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
-from tests.support.host.graphs import latents, post, ranks, relative_error, saved_latents
+from tests.support.host.graphs import find_node, latents, post, ranks, relative_error, saved_latents, write_latent
 from tests.support.host.stock_prompts import prompt, write_cases
 
 TOLERANCE = 1e-5
@@ -31,17 +31,12 @@ seeds = itertools.count(50)  # a new one makes a sampler run: the host keeps res
 
 def good(kind: str, plan: dict[str, int] | None, seed: int) -> Prompt:
     asked = prompt(kind, plan)
-    node(asked, "KSampler")["inputs"]["seed"] = seed
+    find_node(asked, "KSampler")["inputs"]["seed"] = seed
     return asked
 
 
-def node(prompt: Prompt, kind: str) -> dict[str, Any]:
-    (found,) = [each for each in prompt.values() if each["class_type"] == kind]
-    return found
-
-
 def sampler_with(**inputs: Any) -> Change:
-    return lambda prompt: node(prompt, "KSampler")["inputs"].update(inputs)
+    return lambda prompt: find_node(prompt, "KSampler")["inputs"].update(inputs)
 
 
 def without(*which: str) -> Change:
@@ -49,19 +44,19 @@ def without(*which: str) -> Change:
 
     def change(prompt: Prompt) -> None:
         prompt["90"] = {"class_type": "Test_NoConditioning", "inputs": {}}
-        node(prompt, "KSampler")["inputs"].update(dict.fromkeys(which, ["90", 0]))
+        find_node(prompt, "KSampler")["inputs"].update(dict.fromkeys(which, ["90", 0]))
 
     return change
 
 
 def latent(name: str) -> Change:
-    return lambda prompt: node(prompt, "Test_EmptyLatent").update(
+    return lambda prompt: find_node(prompt, "Test_EmptyLatent").update(
         class_type="LoadLatent", inputs={"latent": f"{name}.latent"}
     )
 
 
 def empty(*shape: int) -> Change:
-    return lambda prompt: node(prompt, "Test_EmptyLatent")["inputs"].update(shape=" ".join(map(str, shape)))
+    return lambda prompt: find_node(prompt, "Test_EmptyLatent")["inputs"].update(shape=" ".join(map(str, shape)))
 
 
 def text(name: str) -> Change:
@@ -92,8 +87,7 @@ def files(comfyui: Path, models: Path) -> Path:
     """The folder with the models. The inputs are there, too."""
     write_cases(comfyui, models, [FLUX, VIDEO, UNET])
     for name, tensor in {"narrow": torch.randn(1, 4, 9, 12), "nan": torch.full((1, 16, 9, 12), NAN)}.items():
-        given = {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}
-        save_file(given, models / "input" / f"{name}.latent")
+        write_latent(models, name, tensor)
     good = load_file(models / "input" / f"{FLUX} positive.safetensors")["conditioning"]
     for name, tensor in {
         "nan-text": good.clone().index_fill(1, torch.tensor(2), NAN),

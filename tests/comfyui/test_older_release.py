@@ -47,7 +47,7 @@ def older_comfyui() -> Path:
 @pytest.fixture(scope="module")
 def rows(older_comfyui: Path) -> dict[str, list[str]]:
     """The rows of the equality table that it can make, and what it has changed of their classes."""
-    return run_apart(older_comfyui, "tests.support.host.rows_of")
+    return run_apart(older_comfyui, "tests.support.files.told:rows_of")
 
 
 def test_what_it_has_changed_is_known(rows: dict[str, list[str]]) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from demo.host import ComfyHost
 from tests.support.cases.loop_cases import EXPECTED, scheduler_in
-from tests.support.host.graphs import Job, cancel, latents, ranks, relative_error
+from tests.support.host.graphs import Job, cancel, latents, ranks, relative_error, write_latent
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
@@ -132,7 +131,7 @@ def test_a_mask_keeps_the_latent_and_less_denoise_stays_near_it(name: str, host:
     """The latent to begin from is what another run made. Both are the same under other plans."""
     job = replace(OWN[name], plan=ONE_RANK)
     base = latents(host, replace(job, seed=70).prompt())
-    save_file({"latent_tensor": base, "latent_format_version_0": torch.tensor([])}, models / "input" / "base.latent")
+    write_latent(models, "base", base)
     begun = replace(job, latent="base.latent", positive=job.negative, negative=job.positive, seed=71, steps=8)
     masked = latents(host, replace(begun, mask=True).prompt())
     half = masked.shape[-1] // 2

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from demo.host import ComfyHost, PromptError, open_url
+from demo.host import ComfyHost, PromptError
 from demo.workflow import api_prompt
 from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.editor.examples import FOLDER
+from tests.support.host import graphs
 from tests.support.host.graphs import TINY_MODELS, Job, latents, ranks, runs, status
 from tests.support.host.stock_prompts import write_cases
 
@@ -39,9 +40,7 @@ def files(comfyui: Path, models: Path) -> None:
 def ask(host: ComfyHost, body: Any) -> dict[str, Any]:
     """The route's answer. body: JSON, or bytes as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
-    with open_url(request, timeout=60) as response:
-        return json.loads(response.read())
+    return json.loads(graphs.ask(host, "/paralleldit/plan", data, headers={"Content-Type": "application/json"}))
 
 
 def about(plan: dict[str, Any], *samplers: dict[str, Any], model: str = "tiny-dit") -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from parallel_backend.hooks import Hooks
 from parallel_backend.seams.attention import install_attention
@@ -19,15 +18,9 @@ LOSSY_ERROR = {"sage": 0.03}  # relative
 
 
 @pytest.fixture(scope="module")
-def results(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, torch.Tensor]]]:
+def results(ranks: RankPool) -> dict[int, list[dict[str, torch.Tensor]]]:
     """Every rank's results, by world size."""
-    root = tmp_path_factory.mktemp("attention")
-    results = {}
-    for world in CASES:
-        out = root / f"world{world}"
-        ranks.run(world, "attention_ranks", str(out))
-        results[world] = [load_file(f"{out}.{rank}") for rank in range(world)]
-    return results
+    return {world: [found for _, found in ranks.run(world, "attention_ranks")] for world in CASES}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -19,17 +19,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import EXCHANGE_PARTS, ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.forward import Code
+from tests.support.fakes.rank import one_of
 from tests.support.host.mounted import import_comfyui
 
 CPU = torch.device("cpu")
@@ -135,11 +133,7 @@ class Meter:
 
 def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, call: Call) -> dict[str, float]:
     """Of a forward under a plan, all that it takes."""
-    plan = ParallelPlan.from_json(degrees)
-    dist.init_process_group("fake", rank=0, world_size=plan.world_size, store=FakeStore())
-    try:
-        with patch("parallel_backend.groups.mesh.shake_hands"):
-            mesh = build_mesh(plan, CPU, timeline=Timeline(CPU))
+    with one_of(ParallelPlan.from_json(degrees), CPU, timeline=Timeline(CPU)) as mesh:
         parallel = ParallelModel(model, mesh, torch.float32)
         parallel.slot.code = Code.NONE if is_plain else Code.UNKNOWN
 
@@ -155,10 +149,7 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
             run()
         found["operations"] = operations.count
         parallel.remove()
-        mesh.close()
         return found
-    finally:
-        dist.destroy_process_group()
 
 
 def main(comfyui: str, *blocks: str) -> dict[str, Any]:

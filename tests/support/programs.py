@@ -1,10 +1,11 @@
 """Runs programs that use ComfyUI's code without its server, each in a fork of one process that has imported ComfyUI.
 
-`python -m tests.support.programs COMFYUI MODULE ARGUMENTS...` runs one in its own process.
-`python -m tests.support.programs COMFYUI` is the process that forks. A line on stdin is a job, as JSON: module,
-arguments, environment, folder. In a fork, the `main` of the module gets COMFYUI and the arguments; the folder has its
-stdin, and gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all. What a `main`
-returns is printed as JSON.
+`python -m tests.support.programs COMFYUI PROGRAM ARGUMENTS...` runs one in its own process. PROGRAM: a module, whose
+`main` it is, or MODULE:FUNCTION.
+`python -m tests.support.programs COMFYUI` is the process that forks. A line on stdin is a job, as JSON: program,
+arguments, environment, folder. In a fork, the function gets COMFYUI and the arguments; the folder has its stdin, and
+gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all. What a function returns
+is printed as JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,8 @@ OF_CUDA = "cuda"  # a thread's name begins with it
 STANDARD = {0: ("stdin", os.O_RDONLY), 1: ("stdout", os.O_WRONLY | os.O_CREAT), 2: ("stderr", os.O_WRONLY | os.O_CREAT)}
 
 
-def run_program(comfyui: Path, module: str, *arguments: object, given: Any = None) -> Any:
-    """What the `main` of a program returns, without the seconds of its imports.
+def run_program(comfyui: Path, program: str, *arguments: object, given: Any = None) -> Any:
+    """What a program returns, without the seconds of its imports.
 
     given: its stdin, as JSON. ComfyUI has the argument --cpu alone. Raises AssertionError with what it said if it
     fails.
@@ -43,21 +45,21 @@ def run_program(comfyui: Path, module: str, *arguments: object, given: Any = Non
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "stdin").write_text(json.dumps(given))
         asked = [str(comfyui), *map(str, arguments)]
-        job = {"module": module, "arguments": asked, "environment": dict(os.environ), "folder": folder}
+        job = {"program": program, "arguments": asked, "environment": dict(os.environ), "folder": folder}
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
         answer = process.stdout.readline()
         assert answer, "what forks the programs has ended; its error is in pytest's own output"
         said = Path(folder, "stderr").read_text()[-SAID_CHARACTERS:]
-        assert json.loads(answer) == 0, f"{module} ended with {answer}\n{said}"
+        assert json.loads(answer) == 0, f"{program} ended with {answer}\n{said}"
         return json.loads(Path(folder, "stdout").read_text().splitlines()[-1])
 
 
-def run_apart(comfyui: Path, module: str, *arguments: object, **variables: str) -> Any:
-    """What the `main` of a program returns that has a process of its own, with these environment variables. Raises
+def run_apart(comfyui: Path, program: str, *arguments: object, **variables: str) -> Any:
+    """What a program returns that has a process of its own, with these environment variables. Raises
     AssertionError with what it said if it fails."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.support.programs", str(comfyui), module, *map(str, arguments)],
+        [sys.executable, "-m", "tests.support.programs", str(comfyui), program, *map(str, arguments)],
         cwd=REPOSITORY,
         env={**os.environ, **variables},
         capture_output=True,
@@ -84,6 +86,11 @@ def forking_process(comfyui: Path) -> subprocess.Popen[str]:
     )
 
 
+def named(program: str) -> Callable[..., Any]:
+    module, _, function = program.partition(":")
+    return getattr(importlib.import_module(module), function or "main")
+
+
 def be_program(job: dict) -> None:
     """In a fork: runs the job's program, and never returns."""
     code = 1
@@ -94,7 +101,7 @@ def be_program(job: dict) -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the process's own has a buffer of the jobs' pipe)
         os.environ.clear()
         os.environ.update(job["environment"])
-        print(json.dumps(importlib.import_module(job["module"]).main(*job["arguments"])))
+        print(json.dumps(named(job["program"])(*job["arguments"])))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -122,9 +129,9 @@ def fork_programs(comfyui: str) -> None:
     os._exit(0)  # without the seconds that it takes to tear torch down
 
 
-def main(comfyui: str, module: str = "", *arguments: str) -> None:
-    if module:
-        print(json.dumps(importlib.import_module(module).main(comfyui, *arguments)))
+def main(comfyui: str, program: str = "", *arguments: str) -> None:
+    if program:
+        print(json.dumps(named(program)(comfyui, *arguments)))
         end()
     else:
         fork_programs(comfyui)

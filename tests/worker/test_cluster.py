@@ -16,8 +16,7 @@ import yaml
 
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import DIT, source_of
-from tests.support.group.machines import PORT, ULYSSES, First, Second, predicted_by_one
-from tests.support.group.network import PODS, Network
+from tests.support.group.machines import PODS, PORT, ULYSSES, First, Network, Second, predicted_by_one
 from tests.support.tiers import slow_but
 from worker import join
 from worker.launch.cluster import expand_nodelist, read_job_machines, read_job_place

@@ -20,8 +20,7 @@ import pytest
 import torch
 
 from tests.support.group.direct_group import DIT, source_of, wait_until
-from tests.support.group.machines import PORT, SILENCE, ULYSSES, First, Second, predicted_by_one
-from tests.support.group.network import FIRST, SECOND, Network
+from tests.support.group.machines import FIRST, PORT, SECOND, SILENCE, ULYSSES, First, Network, Second, predicted_by_one
 from tests.support.tiers import slow_but
 from worker import join
 from worker.comfyui.source import HostSource

@@ -238,7 +238,7 @@ def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, tmp_path: Path) 
         "\ud800", "x; touch x",
     ]  # fmt: skip
     asked = json.dumps([*names, "linked-folder"])
-    found = run_apart(comfyui, "tests.support.host.look_up_names", base, asked)
+    found = run_apart(comfyui, "tests.support.files.told:look_up_names", base, asked)
     for name in names:
         said = found[name]
         assert said["valid"] is not True and said["path"] == "", name

@@ -10,6 +10,7 @@ the card's clock to the exchange's end. So "left" is what ranks would wait, by t
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,15 +18,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from parallel_backend.costs.machine import CARD, Link
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
@@ -33,6 +31,8 @@ from parallel_backend.seams.exchange import ulysses
 from parallel_backend.seams.kernels.backends import Backend
 from tests.support.fakes.measure import build_comfyui, import_comfyui
 from tests.support.fakes.models import COMFYUI, Model
+from tests.support.fakes.rank import one_of
+from tests.support.host import mounted
 from tests.support.links.profiles import PROFILES
 from tests.support.pages import show_table
 
@@ -121,11 +121,8 @@ class Forward(NamedTuple):
 def run(model: torch.nn.Module, call: Call, pieces: int, link: Link, ranks: int = RANKS) -> Forward:
     """Runs a forward on the clock as rank 0. The first one learns how modules attend."""
     plan, clock = ParallelPlan(ulysses=ranks, pieces=pieces), Clock(link)
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    try:
-        with patch("parallel_backend.groups.mesh.shake_hands"):
-            mesh = replace(build_mesh(plan, CPU, timeline=Timeline(CPU)), device=META)
-        parallel = ParallelModel(model, mesh, DTYPE)
+    with one_of(plan, CPU, timeline=Timeline(CPU)) as mesh:
+        parallel = ParallelModel(model, replace(mesh, device=META), DTYPE)
         with ExitStack() as stack:
             stack.enter_context(patch.object(ulysses.dist, "all_to_all_single", clock.exchange))
             stack.enter_context(patch.object(Backend, "attend", clock.attend))
@@ -135,10 +132,18 @@ def run(model: torch.nn.Module, call: Call, pieces: int, link: Link, ranks: int 
             with clock:
                 parallel.run_calls([call])
         parallel.remove()
-        mesh.close()
         return Forward(clock.now, clock.sending, clock.waited)
-    finally:
-        dist.destroy_process_group()
+
+
+def probe(comfyui: str) -> dict[int, Any]:
+    """By the number of pieces, a forward of a few of Flux's blocks. For `tests/support/programs`."""
+    mounted.import_comfyui(comfyui)
+    attention: Any = importlib.import_module("comfy.ldm.modules.attention")
+    flux: Any = importlib.import_module("comfy.ldm.flux.math")
+    flux.optimized_attention = attention.attention_pytorch  # as on GPUs
+    few = replace(COMFYUI["flux-dev"], depths={"depth": 2, "depth_single_blocks": 4})
+    model, call, link = build_comfyui(few, META), make_call(few), Link(PROFILES["PCIe 4.0 x16"].link, LATENCY)
+    return {pieces: run(model, call, pieces, link)._asdict() for pieces in PIECES}
 
 
 def left_table() -> str:

@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 import psutil
 
-from demo.host import PACK_NAME, ComfyHost
-from tests.conftest import HOST_ENV, NODE_PACKS
+from demo.host import ComfyHost
+from tests.conftest import HOST_ENV
 from tests.support.files.deeper import deepen
-from tests.support.host.graphs import Graph, Link, worker_processes
+from tests.support.host.graphs import Graph, Link, parallelize, worker_processes, write_packs
 from tests.support.host.stock_prompts import prompt, write_cases
-from tests.support.loaders import parallelize
 
 MODEL = "flux-full-width"
 BLOCKS = 4  # of one stream: with the rest of the model, a file of 3.9 GB
@@ -73,11 +72,7 @@ def main() -> None:
         base = Path(folder)
         write_cases(comfyui, base, [MODEL])
         deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", BLOCKS)
-        for name, source in NODE_PACKS.items():
-            (base / "custom_nodes" / name).mkdir(parents=True)
-            (base / "custom_nodes" / name / "__init__.py").write_text(source)
-        flags = ["--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS]
-        cases = {}
+        flags, cases = write_packs(base), {}
         for mapped, more in {"": [], ", --disable-mmap": ["--disable-mmap"]}.items():
             for name, loads in {"stock": None, "file": by_file, "value": by_value}.items():
                 cases[f"{name}{mapped}"] = (more, loads)

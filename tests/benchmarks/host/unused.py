@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from demo.host import PACK_NAME, REPOSITORY, ComfyHost
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE
+from demo.host import REPOSITORY, ComfyHost
+from tests.support.host.graphs import find_node, write_packs
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL, PROMPTS, RUNS = "longcat-image", 3, 5
@@ -29,18 +29,15 @@ def anonymous(pid: int) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def measure(base: Path, pack: Path) -> tuple[float, ...]:
+def measure(base: Path, arguments: tuple[str, ...], pack: Path) -> tuple[float, ...]:
     """The values of COLUMNS."""
-    arguments = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
     with ComfyHost(Path(os.environ["COMFYUI_PATH"]), base, extra_args=arguments, pack=pack) as host:
         assert host.process is not None
         process = psutil.Process(host.process.pid)
         started, memory = sum(process.cpu_times()[:2]), anonymous(process.pid)
         for seed in range(PROMPTS):
             asked = prompt(MODEL)
-            for node in asked.values():
-                if node["class_type"] == "KSampler":
-                    node["inputs"]["seed"] = seed
+            find_node(asked, "KSampler")["inputs"]["seed"] = seed
             host.run(asked)
         ran = (sum(process.cpu_times()[:2]) - started) / PROMPTS
         return started, memory, ran, anonymous(process.pid)
@@ -49,16 +46,15 @@ def measure(base: Path, pack: Path) -> tuple[float, ...]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base, empty = Path(folder) / "base", Path(folder) / "no pack"
-        for path in (base / "custom_nodes" / NODE_PACK, empty):
-            path.mkdir(parents=True)
-        (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
+        empty.mkdir()
+        arguments = write_packs(base)
         (empty / "__init__.py").write_text("NODE_CLASS_MAPPINGS = {}\n")
         write_cases(Path(os.environ["COMFYUI_PATH"]), base, [MODEL])
         packs = {"without the pack": empty, "with it": REPOSITORY}
         found: dict[str, list[tuple[float, ...]]] = {name: [] for name in packs}
         for _ in range(RUNS):
             for name, pack in packs.items():
-                found[name].append(measure(base, pack))
+                found[name].append(measure(base, arguments, pack))
     print("| |", " | ".join(COLUMNS), "|")
     for name, runs in found.items():
         print(f"| {name} |", " | ".join(f"{statistics.median(each):.2f}" for each in zip(*runs, strict=True)), "|")

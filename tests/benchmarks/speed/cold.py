@@ -16,33 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from demo.host import PACK_NAME, ComfyHost
+from demo.host import ComfyHost
 from tests.conftest import PIPELINES, write_pipeline
-from tests.support.host.graphs import Graph, Job, Link
+from tests.support.host.graphs import Graph, Job, Link, write_packs
 from worker.settings import START
 
-PACK = "test_waits"
-SOURCE = '''"""Benchmark-only: conditioning that takes its time."""
-
-import time
-
-
-class Wait:
-    RETURN_TYPES = ("CONDITIONING",)
-    FUNCTION = "wait"
-    CATEGORY = "test"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"conditioning": ("CONDITIONING",), "seconds": ("FLOAT", {})}}
-
-    def wait(self, conditioning, seconds):
-        time.sleep(seconds)
-        return (conditioning,)
-
-
-NODE_CLASS_MAPPINGS = {"Test_Wait": Wait}
-'''
 SETTLE_SECONDS = 30.0  # of a ComfyUI that has just started, so that ranks which start with it are there
 
 
@@ -51,15 +29,13 @@ def to_first_step(comfyui: Path, start: str, encoder: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         base, job = Path(folder), Job("tiny-dit", steps=2)
         write_pipeline(base / "models" / "diffusers" / job.model, *PIPELINES[job.model])
-        (base / "custom_nodes" / PACK).mkdir(parents=True)
-        (base / "custom_nodes" / PACK / "__init__.py").write_text(SOURCE)
         (base / "user").mkdir()
         (base / "user" / "paralleldit.json").write_text(json.dumps({"start": start, "ranks": 2}))
 
         def slowly(graph: Graph, conditioning: Link) -> Link:
             return graph.add("Test_Wait", conditioning=conditioning, seconds=encoder)
 
-        with ComfyHost(comfyui, base, extra_args=("--whitelist-custom-nodes", PACK_NAME, PACK)) as host:
+        with ComfyHost(comfyui, base, extra_args=write_packs(base)) as host:
             time.sleep(SETTLE_SECONDS)
             first: list[float] = []
             began = time.monotonic()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from demo.host import PACK_NAME, ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError
 from tests.support.cases.files.formats import FORMATS
-from tests.support.host.graphs import GROUPS_BY_SIZE, NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error
-from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.host.graphs import GROUPS_BY_SIZE, latents, relative_error
+from tests.support.host.stock_prompts import host_with_cases, prompt
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.gpu
@@ -33,13 +33,10 @@ def device(request: pytest.FixtureRequest) -> str:
 def gpu_host(comfyui: Path, device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyHost]:
     """A ComfyUI on the device, with the case in every format."""
     base = tmp_path_factory.mktemp("base")
-    (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
-    (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
-    write_cases(comfyui, base, [CASE])
+    host = host_with_cases(comfyui, base, [CASE], cpu=device == "cpu")
     file = base / "models" / "diffusion_models" / f"{CASE}.safetensors"
     run_program(comfyui, "tests.support.files.quantise", file, *FORMATS)
-    packs = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
-    with ComfyHost(comfyui, base, extra_args=packs, env=TINY_MODELS, cpu=device == "cpu") as host:
+    with host:
         yield host
 
 

@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost
 from tests.support.files.adapters import write_adapter
 from tests.support.files.write_gguf import write_gguf
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error, with_lora
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, load, relative_error, with_lora
 from tests.support.host.stock_prompts import prompt, write_cases
-from tests.support.loaders import load
 from tests.support.ranks.pool import RankPool
 from worker.comfyui import gguf_blocks
 from worker.comfyui.gguf_blocks import FORMATS, dequantise

@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost
 from tests.support.cases.stock_cases import CASES
 from tests.support.files.adapters import make_lora
-from tests.support.host.graphs import Job, Patch, latents, ranks, relative_error, status, with_lora
+from tests.support.host.graphs import Job, Patch, bypass, latents, ranks, relative_error, status, with_lora
 from tests.support.host.stock_prompts import write_cases
-from tests.support.loaders import bypass
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 

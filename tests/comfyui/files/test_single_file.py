@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, Originals, Weights, refused
 from tests.support.cases.stock_cases import CASES
-from tests.support.host.graphs import Job, latents, ranks, relative_error
-from tests.support.loaders import bypass
+from tests.support.host.graphs import Job, bypass, latents, ranks, relative_error
 from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -39,7 +38,7 @@ def found(comfyui: Path, originals: Originals, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("files")
     for kind in REFUSED:
         save(refused(kind, originals), folder / f"{kind}.safetensors")
-    return run_program(comfyui, "tests.support.files.describe_files", *sorted(folder.iterdir()))
+    return run_program(comfyui, "tests.support.files.told:why_refused", *sorted(folder.iterdir()))
 
 
 @pytest.mark.parametrize("kind", REFUSED)

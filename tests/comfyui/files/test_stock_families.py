@@ -227,7 +227,7 @@ def test_with_dynamicvram_small_layers_stay_as_they_are_in_the_file(comfyui: Pat
     stored, layers = load_file(file), Counter[str]()
     for name, weight in stored.items():
         layers[name.rpartition(".")[0]] += weight.nbytes
-    rounded, kept = run_program(comfyui, "tests.support.files.small_layers", file)
+    rounded, kept = run_program(comfyui, "tests.support.files.told:small_layers", file)
     assert {dtype for dtype, _ in rounded.values()} == {"float8_e4m3fn"}
     small = {name for name in stored if layers[name.rpartition(".")[0]] <= 16384}
     assert {name for name, (_, same) in kept.items() if same} == small | {

@@ -16,8 +16,8 @@ from demo.host import ComfyHost
 from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, drawn, files, in_turn, parallel  # noqa: F401
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.faults import wait_until
-from tests.support.host.graphs import behind, latents, relative_error
-from tests.support.host.stock_prompts import Patch, prompt
+from tests.support.host.graphs import Patch, behind, latents, relative_error
+from tests.support.host.stock_prompts import prompt
 from tests.support.programs import run_program
 from worker.wire.private_folder import LOCK
 

@@ -17,12 +17,10 @@ from safetensors.torch import load_file
 from tests.comfyui.parallelize.test_by_value import OWN, loader
 from tests.comfyui.parallelize.test_parallelize import CHANGES, MODEL, SECOND, files, in_turn  # noqa: F401
 from tests.conftest import own_base_in
-from tests.support.group.machines import PORT, Second, ToldByLines
-from tests.support.group.network import FIRST, Network
-from tests.support.group.network import SECOND as OTHER
+from tests.support.group.machines import FIRST, PORT, STARTER, Network, Second, ToldByLines
 from tests.support.host.faults import wait_until
-from tests.support.host.graphs import Graph, Link, behind, relative_error
-from tests.support.host.stock_prompts import Patch, prompt
+from tests.support.host.graphs import Graph, Link, Patch, behind, relative_error
+from tests.support.host.stock_prompts import prompt
 
 TOLERANCE = 1e-5
 IN_MEMORY = Path("/dev/shm")
@@ -47,7 +45,7 @@ class FirstComfyUI(ToldByLines):
     def __init__(self, network: Network, comfyui: Path, base: Path) -> None:
         self.file = base / "drawn.safetensors"
         program = [sys.executable, "-m", "tests.support.group.first_comfyui", str(comfyui), str(base)]
-        super().__init__(network, ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{OTHER}", *program])
+        super().__init__(network, [*STARTER, *program])
 
     def draw(self, *patches: Patch) -> Drawn:
         self.tell(prompt=prompt(MODEL, patch=in_turn(*patches)), file=str(self.file))

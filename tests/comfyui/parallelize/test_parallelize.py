@@ -14,8 +14,19 @@ from safetensors.torch import load_file, save_file
 from demo.host import ComfyHost
 from tests.support.editor.settings import ask_settings, settings_kept
 from tests.support.files.adapters import make_lora
-from tests.support.host.graphs import GROUPS_BY_SIZE, STOCK, Graph, Link, behind, latents, relative_error, runs, status
-from tests.support.host.stock_prompts import Patch, prompt, write_cases
+from tests.support.host.graphs import (
+    GROUPS_BY_SIZE,
+    STOCK,
+    Graph,
+    Link,
+    Patch,
+    behind,
+    latents,
+    relative_error,
+    runs,
+    status,
+)
+from tests.support.host.stock_prompts import prompt, write_cases
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from demo.host import ComfyHost
-from tests.support.host.graphs import Job, ask, latents, refusal, runs
+from tests.support.host.graphs import Job, ask, find_node, latents, refusal, runs
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL = "longcat-image"
@@ -27,9 +27,8 @@ def test_an_old_prompt_draws_what_the_stock_loader_draws(host: ComfyHost, comfyu
     """As the editor exports it, with titles."""
     write_cases(comfyui, models, [MODEL])
     stock, old = prompt(MODEL), prompt(MODEL)
-    (loader,) = [each for each in old.values() if each["class_type"] == "UNETLoader"]
     file = {"model_name": f"{MODEL}.safetensors", "dtype": "default", "group": 1, "plan": ["plan", 0]}
-    loader |= {"class_type": "ParallelDiT_LoadDiffusionModel", "inputs": file}
+    find_node(old, "UNETLoader").update({"class_type": "ParallelDiT_LoadDiffusionModel", "inputs": file})
     old["plan"] = {"class_type": "ParallelDiT_Plan", "inputs": {"mode": "manual", "ulysses": 2}}
     exported = {key: {**node, "_meta": {"title": key}} for key, node in old.items()}
     assert torch.equal(latents(host, exported), latents(host, stock))

@@ -17,7 +17,7 @@ from demo.host import ComfyHost
 from tests.support.cases.vaes.vae_cases import config
 from tests.support.group.memory import little_memory
 from tests.support.host.faults import wait_until
-from tests.support.host.graphs import Graph, Link, latents, ranks, relative_error, saved_latents, status
+from tests.support.host.graphs import Graph, Link, latents, ranks, relative_error, saved_latents, status, write_latent
 from tests.support.host.stock_prompts import write_cases
 from tests.support.programs import run_program
 
@@ -53,7 +53,7 @@ def vaes(models: Path, comfyui: Path) -> Path:
     torch.manual_seed(0)
     model = AutoencoderKL(**config(STOCK_WIDTHS, groups=32, layers=2))
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / IMAGE)
-    run_program(comfyui, "tests.support.files.video_vaes", folder)
+    run_program(comfyui, "tests.support.files.stock_files:write_video_vaes", folder)
     draw = torch.Generator().manual_seed(SEED)
     for sizes, start in ((SIZES, ""), (TILED, "tiled-")):
         for name, (latent, pictures) in sizes.items():
@@ -61,11 +61,6 @@ def vaes(models: Path, comfyui: Path) -> Path:
             save_file({"pictures": torch.rand(pictures, generator=draw)}, models / "input" / f"{start}{name}")
     write_latent(models, SOUND, torch.randn(SOUND_SIZE, generator=draw))
     return folder
-
-
-def write_latent(models: Path, name: str, latent: torch.Tensor) -> None:
-    kept = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
-    save_file(kept, models / "input" / f"{name}.latent")
 
 
 def add_save(graph: Graph, samples: Link) -> Link:

@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_backend.device import group_options
 from parallel_backend.groups import mesh
@@ -18,8 +17,9 @@ from parallel_backend.groups.communicators import Communicator, count_communicat
 from parallel_backend.groups.mesh_layout import places_of_ranks
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import SHARED, WHOLE, ParallelPlan
+from tests.support.fakes.rank import in_world
 from tests.support.labelled.tensors import GPU
-from tests.support.streams.degrees import list_degrees
+from tests.support.streams.deadlock import list_degrees
 from worker.rank.job_groups import JobGroups
 
 RANKS = [(0, 2), (1, 2), (1, 3), (2, 4), (0, 8), (3, 8), (7, 8)]  # a rank, and how many there are
@@ -28,10 +28,8 @@ RANKS = [(0, 2), (1, 2), (1, 3), (2, 4), (0, 8), (3, 8), (7, 8)]  # a rank, and 
 @pytest.fixture
 def as_rank(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
     """This process as one of several ranks."""
-    rank, world = request.param
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    yield rank, world
-    dist.destroy_process_group()
+    with in_world(*request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("as_rank", RANKS, indirect=True)

@@ -153,4 +153,4 @@ def test_one_rank_adds_to_a_step_what_is_listed_and_no_more(
 
 
 def test_cards_that_one_rank_cannot_connect_ahead_are_given_up_by_all(labelled_ranks: RankPool) -> None:
-    labelled_ranks.run(2, "cuda.ahead_ranks")
+    labelled_ranks.run(2, "cuda.labelled_ranks:connect_ahead")

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_backend.errors import GroupError
 from parallel_backend.groups import handshake, mesh
 from parallel_backend.groups.communicators import Communicator
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
+from tests.support.fakes.rank import in_world
 from tests.support.ranks.pool import RankPool
 from worker.rank import job_groups
 
@@ -78,8 +78,7 @@ def test_only_other_degrees_or_devices_build_groups_again(
     change: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not another kernel, compiled blocks or other places of weights."""
-    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
-    try:
+    with in_world(1, 4):
         groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
         monkeypatch.setattr(mesh, "shake_hands", lambda *_: None)
         plan = ParallelPlan(ring=2, ulysses=2)
@@ -90,8 +89,6 @@ def test_only_other_degrees_or_devices_build_groups_again(
         assert after.plan == replace(plan, **change) and after.groups() == before and not built
         groups.of_plan(ParallelPlan(cfg=2, ring=2))
         assert built
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("device", "kept"), [(torch.device("cuda", 0), {}), (CPU, {8: "socket:[2]"})], ids=str)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from demo.host import PACK_NAME, REPOSITORY, ComfyHost, free_port
+from demo.host import REPOSITORY, ComfyHost, free_port
 from tests.support.group.neighbour import ADDRESS
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error
-from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.host.graphs import TINY_MODELS, latents, relative_error
+from tests.support.host.stock_prompts import host_with_cases, prompt
 from tests.support.streams.sanitizers import read_findings, start_ranks_under
 
 pytestmark = pytest.mark.gpu
@@ -47,23 +47,18 @@ def shared_card(
 ) -> Iterator[ComfyHost]:
     """A ComfyUI, and a neighbour that joins its groups."""
     base = tmp_path_factory.mktemp("shared-card")
-    (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
-    (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
-    write_cases(comfyui, base, [CASE])
     first = f"127.0.0.1:{free_port()}"
     started = {f"{library}_SOCKET_IFNAME": "lo" for library in ("NCCL", "GLOO")}
     started |= start_ranks_under(os.environ.get("SANITIZER", ""), base)
+    env = TINY_MODELS | started | {"PARALLELDIT_MACHINES": f"{first},{ADDRESS}"}
+    host = host_with_cases(comfyui, base, [CASE], env, cpu=device == "cpu")
     command = [sys.executable, "-m", "tests.support.group.neighbour", first]
     with (base / "neighbour.log").open("wb") as log:
         neighbour = subprocess.Popen(
             command, cwd=REPOSITORY, env=os.environ | started | {"NCCL_HOSTID": "neighbour"}, stdout=log, stderr=log
         )
-    machines = {"PARALLELDIT_MACHINES": f"{first},{ADDRESS}"}
-    packs = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
     try:
-        with ComfyHost(
-            comfyui, base, extra_args=packs, env=TINY_MODELS | started | machines, cpu=device == "cpu"
-        ) as host:
+        with host:
             yield host
     finally:
         neighbour.terminate()

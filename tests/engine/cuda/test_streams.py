@@ -19,7 +19,6 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.pipeline.stages import StageLink
 from tests.support.ranks.pool import RankPool
 from tests.support.streams import deadlock
-from tests.support.streams.degrees import list_degrees
 from tests.support.streams.waits import WAITS
 from tests.support.tiers import running
 
@@ -76,7 +75,7 @@ HEADS, BLOCKS = 4, 5  # of the model
 FOUND = [
     ("loop", {**degrees, **({"patches": 2} if "pipefusion" in degrees else {})}, world)
     for world in (2, 3, 4, 8)
-    for degrees in list_degrees(world)
+    for degrees in deadlock.list_degrees(world)
     if degrees.get("ulysses", 1) <= HEADS and degrees.get("pipefusion", 1) <= BLOCKS
 ]
 CASES += [case for case in FOUND if case[2] < 4]

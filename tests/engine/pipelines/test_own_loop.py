@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from parallel_backend.models import known_spec
 from tests.support.cases import oracle
@@ -18,17 +16,19 @@ from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
 LOSSY = 0.02
+Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("own_loop")
+def runs(ranks: RankPool) -> dict[int, list[tuple[dict[str, Any], Tensors]]]:
+    """By world size, what each rank found, and its latents."""
+    return {world: ranks.run(world, "library.own_loop_ranks") for world in (4, 2)}
 
 
 @pytest.fixture(scope="module")
-def told(ranks: RankPool, out: Path) -> list[dict[str, Any]]:
-    """What each of two ranks found. Their latents, and those of four, are in the folder."""
-    return [ranks.run(world, "library.own_loop_ranks", str(out)) for world in (4, 2)][1]
+def told(runs: dict[int, list]) -> list[dict[str, Any]]:
+    """What each of two ranks found."""
+    return [found for found, _ in runs[2]]
 
 
 def by_oracle(case: LoopCase, *patches: int) -> torch.Tensor:
@@ -42,9 +42,9 @@ def by_oracle(case: LoopCase, *patches: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", [*PATCHES, INT4], ids=str)
-def test_what_a_pipelines_own_call_keeps_from_step_to_step_goes_with_it(case: LoopCase, out: Path, told: list) -> None:
+def test_what_a_pipelines_own_call_keeps_from_step_to_step_goes_with_it(case: LoopCase, runs: dict[int, list]) -> None:
     """PipeFusion's is that of the oracle. Four bits by themselves are 20 % off, and as differences less than 2 %."""
-    found = load_file(out / f"world{case.plan.world_size}.0.safetensors")
+    _, found = runs[case.plan.world_size][0]
     got = found[str(case)]
     assert torch.equal(got, found[f"{case}, again"])
     error = relative_error(got, by_oracle(case))
@@ -65,18 +65,12 @@ def test_two_calls_of_a_step_run_side_by_side_only_where_both_are_known(name: st
     assert [each["told"] for each in found] == [why, why]
 
 
-def found_of(name: str, out: Path) -> list[dict[str, torch.Tensor]]:
-    """What a whole pipeline's call returned on each rank, by name."""
-    every = [load_file(out / f"world2.{rank}.safetensors") for rank in range(2)]
-    start = f"{name}, "
-    return [{key.removeprefix(start): each[key] for key in each if key.startswith(start)} for each in every]
-
-
 @pytest.mark.parametrize("name", OWN_CALLS)
-def test_a_pipelines_own_call_returns_what_the_plain_one_does(name: str, out: Path, told: list) -> None:
-    call = OWN_CALLS[name]
+def test_a_pipelines_own_call_returns_what_the_plain_one_does(name: str, runs: dict[int, list]) -> None:
+    call, start = OWN_CALLS[name], f"{name}, "
     expected = call.run(sd3_with_encoders())
-    for rank, found in enumerate(found_of(name, out)):
+    for rank, (_, latents) in enumerate(runs[2]):
+        found = {key.removeprefix(start): each for key, each in latents.items() if key.startswith(start)}
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             wanted = value[2:] if rank and call.images == "first" else value  # of three pictures, it decodes the last

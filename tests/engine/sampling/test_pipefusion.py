@@ -9,7 +9,6 @@ from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from parallel_backend.models import known_spec, model_classes
 from tests.support.cases import oracle
@@ -109,10 +108,8 @@ def results(
         family_of(name).save(root / name)
     for world in sorted({case["world"] for case in selected}):
         own = [{**case, "folder": str(root / case["family"])} for case in selected if case["world"] == world]
-        out = root / f"world{world}"
-        ranks.run(world, "family_ranks", own, str(out), cases=len(own))
-        for rank in range(world):
-            found |= load_file(f"{out}.{rank}")
+        for _, made in ranks.run(world, "family_ranks", own, cases=len(own)):
+            found |= made
     return found
 
 

@@ -136,7 +136,7 @@ def test_a_forward_that_must_be_whole_runs_whole(what: str, name: str, value: An
 
 
 def test_a_forward_in_pieces_waits_less_by_the_order_of_its_own_operations(comfyui: Path) -> None:
-    found = run_program(comfyui, "tests.support.clock_probe")
+    found = run_program(comfyui, "tests.benchmarks.exchange.clock:probe")
     whole, two, three = (found[pieces] for pieces in ("1", "2", "3"))
     assert whole["waited"] > 0.3 * whole["sending"]
     assert two["waited"] < 0.25 * whole["sending"]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support.cases.vaes.host_vaes import MEASURED, VAES
 from tests.support.cases.vaes.vae_cases import relative_error
@@ -23,14 +22,10 @@ Run = tuple[dict[str, torch.Tensor], list[dict[str, dict[str, int]]]]
 
 
 @pytest.fixture(scope="module")
-def runs(ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+def runs(ranks: RankPool, comfyui: Path) -> dict[int, Run]:
     """By world size: what rank 0 got, and the most bytes that each rank held, by VAE and direction."""
-    root, runs = tmp_path_factory.mktemp("host-vaes"), {}
-    for world in (1, RANKS):
-        out = root / f"world{world}"
-        held = ranks.run(world, "host.host_vae_ranks", str(out), MEASURED_IN)
-        runs[world] = load_file(out), held
-    return runs
+    by_world = {world: ranks.run(world, "host.host_vae_ranks", MEASURED_IN) for world in (1, RANKS)}
+    return {world: (by_rank[0][1], [held for held, _ in by_rank]) for world, by_rank in by_world.items()}
 
 
 @pytest.mark.parametrize("name", VAES)

@@ -11,18 +11,32 @@ from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.tensors import align, count_bytes, list_storages
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.fetched_cases import BLOCKS, CPU, SHARED, WIDTH, Model, fetched_of, given, host_store, run
+from tests.support.cases.fetched_cases import (
+    BLOCKS,
+    CPU,
+    SHARED,
+    Model,
+    fetched_of,
+    given,
+    host_store,
+    is_right,
+    whole,
+)
 from tests.support.family_model import FamilyModel
 from tests.support.ranks.pool import RankPool
 
 EVERY = range(BLOCKS)
 
 
-def whole() -> torch.Tensor:
-    with torch.inference_mode():
-        return Model()(given())
+def fetching() -> tuple[Model, BlockPrefetcher]:
+    """A model whose blocks are all fetched."""
+    model = Model()
+    fetched = fetched_of(model)
+    fetched.rearrange(EVERY, host_store(fetched))
+    return model, fetched
 
 
 @pytest.mark.parametrize("is_late", [True, False], ids=["late", "at once"])
@@ -34,8 +48,7 @@ def test_fetched_blocks_compute_as_whole_ones_whenever_they_arrive(places: list[
     fetched.rearrange(places, store)
     for _ in range(2):
         store.fetched.clear()
-        got = run(model, fetched, given())
-        assert got is not None and got.equal(whole())
+        assert is_right(model, fetched)
         assert store.fetched == list(places)
     fetched.rearrange((), None)
     with torch.inference_mode():
@@ -59,16 +72,13 @@ def test_what_is_read_outside_of_its_block_or_tied_to_another_stays_whole() -> N
 
 @pytest.mark.parametrize("place", [0, 2, BLOCKS - 1])
 def test_a_block_that_a_node_runs_twice_is_refused_by_name_and_the_next_forward_is_right(place: int) -> None:
-    model = Model()
-    fetched = fetched_of(model)
-    fetched.rearrange(EVERY, host_store(fetched))
+    model, fetched = fetching()
     model.again = place
     with pytest.raises(RequestError, match="has the model run a Block out of turn") as refused:
-        run(model, fetched, given())
+        is_right(model, fetched)
     assert "weights=whole" in str(refused.value)
     model.again = -1
-    got = run(model, fetched, given())
-    assert got is not None and got.equal(whole())
+    assert is_right(model, fetched)
 
 
 def test_buffers_that_are_made_in_inference_mode_are_written_outside_of_it() -> None:
@@ -82,14 +92,11 @@ def test_buffers_that_are_made_in_inference_mode_are_written_outside_of_it() -> 
 
 
 def test_a_weight_that_others_made_anew_is_bound_again() -> None:
-    model = Model()
-    fetched = fetched_of(model)
-    fetched.rearrange(EVERY, host_store(fetched))
+    model, fetched = fetching()
     for block in model.blocks:
-        block.linear.weight = torch.nn.Parameter(torch.full((WIDTH, WIDTH), torch.nan), requires_grad=False)
+        block.linear.weight = torch.nn.Parameter(torch.full_like(block.linear.weight, torch.nan), requires_grad=False)
     fetched.rebind()
-    got = run(model, fetched, given())
-    assert got is not None and got.equal(whole())
+    assert is_right(model, fetched)
 
 
 @pytest.mark.parametrize("places", [EVERY, [1, 3]], ids=str)
@@ -108,8 +115,7 @@ def test_parking_frees_the_buffers_and_does_not_copy_them(places: list[int]) -> 
         parking.free_device()
         assert not list_storages(model, CPU, [*parking.extra, *parking.scratch])
         parking.restore()
-        got = run(model, fetched, given())
-        assert got is not None and got.equal(whole())
+        assert is_right(model, fetched)
 
 
 def test_all_ranks_ask_for_the_same_in_the_same_order_whatever_one_of_them_does(

@@ -25,7 +25,7 @@ from parallel_backend.weights.placement import describe_pinning
 from parallel_backend.weights.shared_memory import SharedMemory
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import PAGE
-from tests.support.cases.fetched_cases import BLOCKS, CPU, Model, fetched_of, given, run
+from tests.support.cases.fetched_cases import BLOCKS, CPU, Model, fetched_of, is_right
 
 SECONDS = 20.0
 
@@ -69,11 +69,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     return found
 
 
-def right() -> torch.Tensor:
-    with torch.inference_mode():
-        return Model()(given())
-
-
 def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinning a block does not end before the next is read, and the load ends when all are pinned."""
     monkeypatch.setattr(read_ahead, "AHEAD", 0)
@@ -94,8 +89,7 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
     told = describe_pinning(store)
     assert (told["pinned"], told["unpinned"]) == (total, 0) and told["pinning"] > 0
     assert f"{total / 1e9:.1f} of {total / 1e9:.1f} GB of RAM pinned in" in str(store.pinner)
-    got = run(model, fetched, given())
-    assert got is not None and got.equal(right())
+    assert is_right(model, fetched)
     fetched.rearrange((), None)
     gc.collect()
     assert not runtime.pinned
@@ -125,8 +119,7 @@ def test_a_refusal_is_said_once_and_the_load_goes_on_unpinned(
         sizes = [block.nbytes for block in store.blocks.values()]
         told = describe_pinning(store)
         assert (told["pinned"], told["unpinned"]) == (sum(sizes[:2]), sum(sizes[2:]))
-        got = run(model, fetched, given())
-        assert got is not None and got.equal(right())
+        assert is_right(model, fetched)
         del store, fetched, model
         gc.collect()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -102,3 +102,14 @@ def run(model: Model, fetched: BlockPrefetcher, x_BD: torch.Tensor) -> torch.Ten
 
 def given(rows: int = 3) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def whole() -> torch.Tensor:
+    with torch.inference_mode():
+        return Model()(given())
+
+
+def is_right(model: Model, fetched: BlockPrefetcher) -> bool:
+    """Whether a forward gives the bits that whole weights give."""
+    got = run(model, fetched, given())
+    return got is not None and got.equal(whole())

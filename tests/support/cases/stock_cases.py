@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,14 @@ def flux_case(cfg: float = 1.0, others: Mapping[str, Any] | None = None, **confi
     sizes = flux(**config)
     texts = text(7, sizes["context_in_dim"], pooled=normal(1, sizes["vec_in_dim"]), **(others or {}))
     return StockCase("flux.model.Flux", sizes, (1, 16, 9, 12), texts, cfg, SCALES)
+
+
+def full_width(depth: int, singles: int, **others: Any) -> StockCase:
+    """Flux.1 but for its depth."""
+    case = flux_case(
+        hidden_size=3072, num_heads=24, depth=depth, depth_single_blocks=singles, context_in_dim=4096, vec_in_dim=768
+    )
+    return replace(case, **others)
 
 
 SCALES = {f"{norm}_norm.weight": f"{norm}_norm.scale" for norm in ("query", "key")}
@@ -278,4 +286,20 @@ CASES = {
         concat_latent_image=normal(1, 16, 2, 8, 12),
         concat_mask=lambda _: torch.cat([torch.zeros(1, 1, 1, 8, 12), torch.ones(1, 1, 1, 8, 12)], 2),
     ),
+}
+# Those that have a size of the published model's: a width, or several blocks of a kind. To weigh: as deep as half of
+# Flux.1's, of a sixth of its width; a third of Wan 14B's depth, of a fifth of its width. To time: an image of 1024×1024
+# with as long a text as Flux.1's.
+TO_WEIGH = replace(flux_case(hidden_size=512, num_heads=4, depth=10, depth_single_blocks=20), dtype=torch.bfloat16)
+TO_TIME = {"latent": (1, 16, 128, 128), "texts": text(512, 4096, pooled=normal(1, 768)), "dtype": torch.bfloat16}
+SIZED_CASES = {
+    "flux-to-weigh": TO_WEIGH,
+    "flux-to-weigh-soon": replace(TO_WEIGH, config={**TO_WEIGH.config, "depth": 2, "depth_single_blocks": 4}),
+    "wan-to-weigh": replace(wan_case(wan(dim=1024, ffn_dim=4096, num_heads=8, num_layers=14)), dtype=torch.bfloat16),
+    "flux-to-time": full_width(3, 6, **TO_TIME),  # 3.7 GB in bf16, 1.9 of Flux.1's 12 billion weights
+    "flux-to-time-small": full_width(1, 2, **TO_TIME),
+    "flux-full-width": full_width(1, 1),
+    "flux-deep": flux_case(depth=3, depth_single_blocks=6),
+    # For a text that its own encoders make.
+    "flux-dev-encoded": flux_case(context_in_dim=4096, vec_in_dim=768, depth_single_blocks=1),
 }

@@ -32,6 +32,7 @@ from tests.support.census.loading import as_node, is_ours
 from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK, PATCH_NODE
 from tests.support.census.rows import NEWER_ROWS, ROWS, Given, Row, equal
+from tests.support.files.adapters import make_lora
 from tests.support.host.graphs import joined, relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
@@ -197,14 +198,8 @@ class Census(GivenNetworks):
 
     def a_lora_model(self, row: Row, _model: Any) -> dict[str, torch.Tensor]:
         """A LoRA for the matrices of the blocks."""
-        generator, found = torch.Generator().manual_seed(4), {}
         weights = load_file(self.base / "models" / "diffusion_models" / f"{row.model}.safetensors")
-        for name, weight in weights.items():
-            if weight.ndim == 2 and "blocks." in name and name.endswith(".weight"):
-                layer, (rows, columns) = "diffusion_model." + name.removesuffix(".weight"), weight.shape
-                found[f"{layer}.lora_up.weight"] = 0.2 * torch.randn(rows, 4, generator=generator)
-                found[f"{layer}.lora_down.weight"] = 0.2 * torch.randn(4, columns, generator=generator)
-        return found
+        return make_lora({name: each for name, each in weights.items() if each.ndim == 2 and "blocks." in name})
 
     def a_lora(self, row: Row, model: Any) -> str:
         return self.written("loras", self.a_lora_model(row, model))

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_backend import diffusers_model
 from parallel_backend.groups.mesh import Mesh, build_mesh
+from parallel_backend.groups.timeline import SILENT, Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling import denoiser
 from parallel_backend.sampling.stepper import Stepper
@@ -29,30 +30,43 @@ REGIONS, COPY, INFERENCE = denoiser.patch_regions, Stepper.copy, torch.inference
 
 
 @contextlib.contextmanager
-def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
-    """While entered, this is the rank of the plan's world; its mesh."""
-    lend_guard()
-    dist.init_process_group("fake", rank=rank, world_size=plan.world_size, store=FakeStore())
+def in_world(rank: int, ranks: int) -> Iterator[None]:
+    """While entered, this process is a rank of so many, whose collectives return at once."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
-        with patch("parallel_backend.groups.mesh.shake_hands"):
-            mesh = build_mesh(plan, GPU)
-        with contextlib.ExitStack() as stack:
-            for owner, name, value in (
-                (torch.cuda, "get_device_capability", lambda *_: CAPABILITY),
-                (torch, "inference_mode", without_gradients),
-                (torch.nn.Module, "to", buffers_to),
-                (loading, "read_tensors", empty_tensors),
-                (diffusers_model, "read_tensors", empty_tensors),
-                (denoiser, "patch_regions", patch_regions),
-                (Stepper, "copy", copy_stepper),
-            ):
-                stack.enter_context(patch.object(owner, name, value))
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(choosing_attention())
-            yield mesh
-        mesh.close()
+        yield
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def one_of(plan: ParallelPlan, device: torch.device, rank: int = 0, timeline: Timeline = SILENT) -> Iterator[Mesh]:
+    """While entered, this is the rank of the plan's world; its mesh."""
+    with in_world(rank, plan.world_size):
+        with patch("parallel_backend.groups.mesh.shake_hands"):
+            mesh = build_mesh(plan, device, timeline=timeline)
+        yield mesh
+        mesh.close()
+
+
+@contextlib.contextmanager
+def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
+    """While entered, likewise on a GPU."""
+    lend_guard()
+    with one_of(plan, GPU, rank) as mesh, contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (torch.cuda, "get_device_capability", lambda *_: CAPABILITY),
+            (torch, "inference_mode", without_gradients),
+            (torch.nn.Module, "to", buffers_to),
+            (loading, "read_tensors", empty_tensors),
+            (diffusers_model, "read_tensors", empty_tensors),
+            (denoiser, "patch_regions", patch_regions),
+            (Stepper, "copy", copy_stepper),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(choosing_attention())
+        yield mesh
 
 
 def without_gradients(mode: bool = True) -> contextlib.AbstractContextManager:

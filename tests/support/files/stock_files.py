@@ -1,5 +1,5 @@
-"""`files.stock_files COMFYUI FILE`:
-writes a tiny VAE of Flux with seeded weights, in the layout that ComfyUI detects, as small as its detection builds it.
+"""Tiny VAEs with seeded weights, in the layouts that ComfyUI detects: `files.stock_files COMFYUI FILE` writes one of
+Flux, as small as its detection builds it; `files.stock_files:write_video_vaes COMFYUI FOLDER` writes those of videos.
 
 Of a text encoder ComfyUI needs the few tensors that it is detected by; `narrow_encoders` makes the rest.
 """
@@ -7,10 +7,13 @@ Of a text encoder ComfyUI needs the few tensors that it is detected by; `narrow_
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from tests.support.cases.vaes.host_vaes import SOUND, VAES
 from tests.support.host.mounted import import_comfyui
 
 Weights = dict[str, torch.Tensor]
@@ -62,3 +65,15 @@ def main(comfyui: str, file: str) -> None:
     module = importlib.import_module("comfy.ldm.modules.diffusionmodules.model")
     built = module.Decoder(ch=CHANNELS, out_ch=3, in_channels=3, z_channels=16, **LEVELS)
     save_file(seeded({f"decoder.{name}": tensor for name, tensor in built.state_dict().items()}), file)
+
+
+def write_video_vaes(comfyui: str, folder: str) -> None:
+    """Wan 2.1's, one of LTX that draws noise, and MiniMax-H3's of videos and of sound, which ComfyUI detects where it
+    builds tiny ones (`tiny_vaes`)."""
+    import_comfyui(comfyui)
+    save_file(wan(), Path(folder) / "wan.safetensors")
+    save_file(VAES["minimax-h3"].made().state_dict(), Path(folder) / "minimax.safetensors")
+    save_file(SOUND.made().state_dict(), Path(folder) / "minimax-sound.safetensors")
+    ltx = VAES["ltx-0.9.1"].made()
+    metadata = {"config": json.dumps({"vae": ltx.config})}
+    save_file(ltx.state_dict(), Path(folder) / "ltx.safetensors", metadata)

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from tests.support.cases.files.host_cases import HOST_CASES
 from tests.support.cases.files.unet_cases import UNETS
 from tests.support.cases.host.base import of_comfyui
-from tests.support.cases.sized_cases import SIZED_CASES
-from tests.support.cases.stock_cases import CASES
+from tests.support.cases.stock_cases import CASES, SIZED_CASES
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.host.mounted import import_comfyui
 

@@ -1,4 +1,4 @@
-"""Two machines of a test: the one with ComfyUI, and the one that lends itself, each in its network namespace."""
+"""Two machines on one: the one with ComfyUI, and the one that lends itself, each in its network namespace."""
 
 from __future__ import annotations
 
@@ -19,15 +19,52 @@ from safetensors.torch import load_file
 from demo.host import REPOSITORY
 from tests.support.cases.families import SQUARE
 from tests.support.group.direct_group import DIT, wait_until
-from tests.support.group.network import FIRST, SECOND, TOOLS, Network
-from tests.support.links.namespaces import why_impossible
+from tests.support.links.namespaces import Namespaces, ip, why_impossible
 from worker.comfyui.source import HostSource
 from worker.launch.process import is_alive
 
+FIRST, SECOND = "10.213.0.1", "10.213.0.2"
+TOOLS = ("unshare", "hostname")
+PODS = {
+    "paralleldit-0.paralleldit": FIRST,
+    "paralleldit-1.paralleldit": SECOND,
+}  # as a Job's headless service names them
 PORT = 29400
+STARTER = ("env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{SECOND}")  # of the machine with ComfyUI
 SILENCE = 3.0
 PATIENCE = 300.0
 ULYSSES = {"ulysses": 2}
+
+
+class Network(Namespaces):
+    """Namespaces with the addresses FIRST and SECOND, named first and second, and as pods are.
+
+    In each, as Debian has it, the machine's own name is 127.0.1.1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("first", "second")
+
+    def connect(self) -> None:
+        pods = "".join(f"{address} {pod}\n" for pod, address in PODS.items())
+        others = {"first": f"{SECOND} second\n", "second": f"{FIRST} first\n"}
+        for place, name in self.names.items():
+            folder = Path("/etc/netns") / name  # `ip netns exec` lays its files over those in /etc
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {place}\n{others[place]}{pods}")
+        first, second = self.names.values()
+        ip("-n", first, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", second)
+        for name, address in zip(self.names.values(), (FIRST, SECOND), strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+
+    def cable(self, state: str) -> None:
+        """Pulls the cable out of the second machine (down), or puts it back (up)."""
+        ip("-n", self.names["second"], "link", "set", "cable", state)
+
+    def on(self, place: str, command: Sequence[str]) -> list[str]:
+        """The command that runs `command` on that machine, under a host name of its own."""
+        return super().on(place, ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', place, *command])
 
 
 def open_network() -> Network:
@@ -72,8 +109,7 @@ class ToldByLines:
 class First(ToldByLines):
     """The machine with ComfyUI. starter: the command line that starts it there, and says what its machines are."""
 
-    def __init__(self, network: Network, folder: Path, starter: Sequence[str] = ()) -> None:
-        starter = starter or ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{SECOND}"]
+    def __init__(self, network: Network, folder: Path, starter: Sequence[str] = STARTER) -> None:
         program = [sys.executable, "-m", "tests.support.group.first_machine", str(SILENCE), str(folder / "logs")]
         super().__init__(network, [*starter, *program])
         self.file = folder / "prediction.safetensors"

@@ -14,21 +14,22 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from demo.host import ComfyHost, PromptError
+from demo.host import PACK_NAME, ComfyHost, PromptError
 from parallel_backend.plan import ParallelPlan
-from tests.support.loaders import load
 
 Link = list
 Patch = Callable[["Graph", Link], Link]
+Plan = Mapping[str, Any] | None  # degrees by axis, and other inputs of a manual plan; None is auto
+PARALLELIZE = "ParallelDiT_Parallelize"
 
 # Of a host and its ranks: a model's file can say what ComfyUI is to detect in it, and ComfyUI looks for no garbage
 # among its imports.
 TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
 STOCK = "runs as stock"  # in what ComfyUI logs of a model that the ranks do not run
 NODE_PACK = "tensors"
-NODE_PACK_SOURCE = (Path(__file__).parent / f"{NODE_PACK}.py").read_text()
+NODE_PACKS = {NODE_PACK: (Path(__file__).parent / f"{NODE_PACK}.py").read_text()}  # by name their sources
 
 # By a plan's ranks, the worker group that serves such plans where a job leaves the choice open. In one group for all,
 # one rank after several, which attend otherwise, would be a new group, many seconds later.
@@ -50,6 +51,39 @@ class Graph:
         node_id = str(len(self.prompt) + 1)
         self.prompt[node_id] = {"class_type": class_type, "inputs": inputs}
         return [node_id, 0]
+
+
+def load(graph: Graph, model: str, plan: Plan = None, group: int = 1, dtype: str = "default") -> Link:
+    """A model that the ranks run. model: the name of a file, or of a class-conditional DiT's folder."""
+    if model.endswith(".safetensors"):
+        loaded = graph.add("UNETLoader", unet_name=model, weight_dtype=dtype)
+    elif model.endswith(".gguf"):
+        loaded = graph.add("Test_LoadGGUF", unet_name=model)
+    else:
+        loaded = graph.add("ParallelDiT_LoadDiT", model_name=model)
+    return parallelize(graph, loaded, plan, group)
+
+
+def parallelize(graph: Graph, model: Link, plan: Plan = None, group: int = 1) -> Link:
+    return graph.add(PARALLELIZE, model=model, group=group, **inputs_of(plan))
+
+
+def inputs_of(plan: Plan) -> dict[str, Any]:
+    return {"mode": "auto"} if plan is None else {"mode": "manual", **plan}
+
+
+def bypass(prompt: dict) -> dict:
+    """The prompt without Parallelize Model, which passes its MODEL on as a bypassed node does."""
+    given = {key: node["inputs"]["model"] for key, node in prompt.items() if node["class_type"] == PARALLELIZE}
+    return {
+        key: {**node, "inputs": {name: passed_on(value, given) for name, value in node["inputs"].items()}}
+        for key, node in prompt.items()
+        if key not in given
+    }
+
+
+def passed_on(value: Any, given: Mapping[str, Link]) -> Any:
+    return given.get(value[0], value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -123,6 +157,27 @@ class Job:
             sampled = graph.add("KSampler", sampler_name=self.sampler, scheduler="simple", **common)
         graph.add("SaveLatent", samples=sampled, filename_prefix="test")
         return graph.prompt
+
+
+def find_node(prompt: dict, kind: str) -> dict[str, Any]:
+    """The prompt's only node of a type."""
+    (found,) = [node for node in prompt.values() if node["class_type"] == kind]
+    return found
+
+
+def write_packs(base: Path, packs: Mapping[str, str] = NODE_PACKS) -> tuple[str, ...]:
+    """Writes node packs where a host with this base folder looks for them. Returns its arguments, by which it loads
+    them and ours alone."""
+    for name, source in packs.items():
+        (base / "custom_nodes" / name).mkdir(parents=True)
+        (base / "custom_nodes" / name / "__init__.py").write_text(source)
+    return ("--whitelist-custom-nodes", PACK_NAME, *packs)
+
+
+def write_latent(base: Path, name: str, latent: torch.Tensor) -> None:
+    """Writes a file that Load Latent finds."""
+    kept = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+    save_file(kept, base / "input" / f"{name}.latent")
 
 
 def behind(node: str, **inputs: Any) -> Patch:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from demo.host import ComfyHost
 from tests.support.files.write_stock_models import ALL
-from tests.support.host.graphs import Graph, Link
-from tests.support.loaders import load
+from tests.support.host.graphs import TINY_MODELS, Graph, Patch, load, write_packs
 from tests.support.programs import run_program
-
-Patch = Callable[[Graph, Link], Link]
 
 STEPS = 3
 
@@ -28,6 +27,14 @@ def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
         generator = torch.Generator().manual_seed(3)
         for which in ("positive", "negative"):
             save_file(ALL[name].texts(generator), base / "input" / f"{name} {which}.safetensors")
+
+
+def host_with_cases(
+    comfyui: Path, base: Path, names: Iterable[str], env: Mapping[str, str] | None = TINY_MODELS, **options: Any
+) -> ComfyHost:
+    """A host of its own, to be entered, that has the models and texts. options: of ComfyHost."""
+    write_cases(comfyui, base, names)
+    return ComfyHost(comfyui, base, extra_args=write_packs(base), env=env, **options)
 
 
 def prompt(

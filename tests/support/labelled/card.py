@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .memory import Memory
 from .tensors import GPU, Stream
+from .watch import Memory
 
 CUDA = "12.8"  # with which ComfyUI leaves comfy-kitchen to its kernels in torch, as those for CUDA need a card
 

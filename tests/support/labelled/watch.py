@@ -1,9 +1,11 @@
-"""How often a host waits for a labelled GPU: what is counted, and which of the host's memory is pinned."""
+"""How often a host waits for a labelled GPU, how much of its memory labelled tensors would take, and which of the
+host's memory is pinned."""
 
 from __future__ import annotations
 
 import collections
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,54 @@ from typing import Any
 
 import torch
 
-from .memory import Memory
+from parallel_backend.weights.tensors import list_plain_tensors
 
 PINNED: dict[int, int] = {}  # by address, its size
+
+
+class Memory:
+    """Bytes of the live tensors, each storage once. peak: the most that they were since `restart`."""
+
+    def __init__(self, counts: bool = True) -> None:
+        """counts: whether it does, as that takes a tenth of the time."""
+        self.counts = counts
+        self.tensors: collections.Counter[int] = collections.Counter()  # of a storage
+        self.in_use = self.peak = 0
+
+    def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> Callable[[], object]:
+        """Counts what holds a tensor's values, for as long as the tensor lives, or until what is returned is called."""
+        if not self.counts:
+            return lambda: None
+        if hasattr(held, "__tensor_flatten__"):  # torch's result of a collective on DTensors, which wraps the plain one
+            (held,) = list_plain_tensors(held)
+        storage = held.untyped_storage()
+        if not storage.nbytes():
+            return lambda: None
+        return self.count(tensor, storage.data_ptr(), storage.nbytes())
+
+    def count(self, tensor: torch.Tensor, key: int, size: int) -> Callable[[], object]:
+        self.tensors[key] += 1
+        if self.tensors[key] == 1:
+            self.allocate(key, size)
+        counted = weakref.finalize(tensor, self.let_go, key, size)
+        counted.atexit = False
+        return counted
+
+    def let_go(self, key: int, size: int) -> None:
+        self.tensors[key] -= 1
+        if not self.tensors[key]:
+            del self.tensors[key]
+            self.free(key, size)
+
+    def allocate(self, _key: int, size: int) -> None:
+        self.in_use += size
+        self.peak = max(self.peak, self.in_use)
+
+    def free(self, _key: int, size: int) -> None:
+        self.in_use -= size
+
+    def restart(self) -> None:
+        self.peak = self.in_use
 
 
 class Watch:

@@ -1,11 +1,10 @@
-"""`attention_ranks OUT`:
+"""`attention_ranks`:
 masked attention over shared tokens, every plan of this world size."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import INT4, ParallelPlan
@@ -42,8 +41,8 @@ def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, tor
                 for stream, length in LENGTHS.items():
                     layout.learn((stream,), length)
                 parts = (take(layout, tensor) for tensor in qkv(case))
-                attended = attention("module", STREAMS, *parts, attn_mask=mask(mask_name, case), enable_gqa=True)
-                results[key] = attended.contiguous()
+                given = {"attn_mask": mask(mask_name, case), "enable_gqa": True}
+                results[key] = attention("module", STREAMS, *parts, **given)
                 results[f"{key} positions"] = layout.token_order(STREAMS, rank, tuple(run), mesh.device)
     return results
 
@@ -60,14 +59,14 @@ def results_by_step(name: str, case: Case, mesh: Mesh) -> dict[str, torch.Tensor
                 layout.learn((stream,), length)
             parts = (take(layout, tensor) for tensor in qkv(case, step))
             with Tally(of_cpu=True) as tally:
-                results[f"{name} step {step}"] = attention("module", STREAMS, *parts, enable_gqa=True).contiguous()
+                results[f"{name} step {step}"] = attention("module", STREAMS, *parts, enable_gqa=True)
         results[f"{name} step {step} sent"] = torch.tensor(sum(tally.sent.values()))
     results[f"{name} kept"] = torch.tensor(sum(each.nbytes for each in kept.arrived.values()))
     return results
 
 
-def on_ranks(out_path: str) -> None:
-    """Each rank saves its own tokens' results, with the positions of its tokens, by plan and mask."""
+def on_ranks() -> tuple[None, dict[str, torch.Tensor]]:
+    """The results of each rank's own tokens, with their positions, by plan and mask."""
     install_fake()
     results = {}
     for name, case in CASES[dist.get_world_size()].items():
@@ -77,4 +76,4 @@ def on_ranks(out_path: str) -> None:
         if case.plan.get("exchange_dtype") == INT4:
             results |= results_by_step(name, case, mesh)
         mesh.close()
-    save_file(results, f"{out_path}.{dist.get_rank()}")
+    return None, results

@@ -1,4 +1,4 @@
-"""`demo_ranks FOLDER INPUTS SAMPLING PLANS OUT`: samples the demo model on the engine; the last stage saves."""
+"""`demo_ranks FOLDER INPUTS SAMPLING PLANS`: samples the demo model on the engine; returns the last stage's images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
@@ -16,7 +16,9 @@ from parallel_backend.weights.loading import ModelSource
 from tests.support.family_model import Denoiser, FamilyModel
 
 
-def on_ranks(folder: str, inputs_path: str, sampling: dict[str, Any], plans: dict[str, dict], out_path: str) -> None:
+def on_ranks(
+    folder: str, inputs_path: str, sampling: dict[str, Any], plans: dict[str, dict]
+) -> tuple[None, dict[str, torch.Tensor]]:
     """INPUTS: a safetensors file of latents, asked and unasked labels. SAMPLING: steps, guidance, scheduler. PLANS: by
     name."""
     weights = str(Path(folder) / "transformer" / "diffusion_pytorch_model.safetensors")
@@ -33,6 +35,5 @@ def on_ranks(folder: str, inputs_path: str, sampling: dict[str, Any], plans: dic
         model = Denoiser(FamilyModel.load(source, mesh))
         result = model.sample(inputs["latents"], scheduler, *branches, sampling["guidance"])
         if result is not None:
-            results[name] = result.contiguous()
-    if results:
-        save_file(results, out_path)
+            results[name] = result
+    return None, results

@@ -1,5 +1,4 @@
-"""`family_ranks CASES OUT`:
-runs cases on the engine as a plain script would; each result is saved by its rank."""
+"""`family_ranks CASES`: runs cases on the engine as a plain script would; each result is of the rank that gets it."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
@@ -17,7 +15,7 @@ from tests.support.cases.pipefusion_cases import family_of
 from tests.support.family_model import FamilyModel, sampled
 
 
-def on_ranks(cases: list[dict], out_path: str) -> None:
+def on_ranks(cases: list[dict]) -> tuple[None, dict[str, torch.Tensor]]:
     """Cases are JSON objects of name, family, folder and plan. Those of a forward have a shape (batch first) and a
     dtype; others are a whole sampler call, see `pipefusion_cases`. A model is loaded once for those that follow each
     other with it."""
@@ -36,5 +34,5 @@ def on_ranks(cases: list[dict], out_path: str) -> None:
         else:
             found = sampled(loaded[key], name, case["scheduler"], case["short_negative"])
         if found is not None:
-            results[case["name"]] = found.contiguous()
-    save_file(results, f"{out_path}.{dist.get_rank()}")
+            results[case["name"]] = found
+    return None, results

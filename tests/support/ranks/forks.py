@@ -1,10 +1,11 @@
 """`python -m tests.support.ranks.forks`: runs programs of this folder on ranks that it forks off itself.
 
 torch and diffusers, whose import takes a rank seconds, are imported once, here. A line on stdin is a job, as JSON:
-program (a module), ranks, arguments, folder, environment, seconds. Each rank joins gloo's group and runs the program's
-`on_ranks`; or its `main`, which joins and leaves by itself. The job is answered by a line with the ranks' exit codes;
-what a rank prints is in FOLDER/rank-N.log, and what its `on_ranks` returns in FOLDER/result-N.json. The end of stdin
-ends all.
+program (MODULE:FUNCTION, or a module with `on_ranks` or `main`), ranks, arguments, folder, environment, seconds. Each
+rank joins gloo's group and runs the function; a `main` joins and leaves by itself. The job is answered by a line with
+the ranks' exit codes; what a rank prints is in FOLDER/rank-N.log, and what its function returns in
+FOLDER/result-N.json: JSON, or a pair of it and tensors by name, which are in FOLDER/result-N.safetensors. The end of
+stdin ends all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ with pause_garbage_collector():
     import diffusers
     import torch
     import torch.distributed as dist
+    from safetensors.torch import save_file
 
     from tests.support.cases.families import FAMILIES
     from tests.support.ranks.leaving import leave
@@ -47,12 +49,17 @@ def be_rank(rank: int, job: dict) -> None:
     os.environ.update(job["environment"])
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
     os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(job["ranks"])))
-    program = sys.modules[job["program"]]
+    name, _, function = job["program"].partition(":")
+    program = sys.modules[name]
     try:
-        if hasattr(program, "on_ranks"):
+        if on_ranks := getattr(program, function or "on_ranks", None):
             torch.set_num_threads(1)
             dist.init_process_group("gloo")
-            result = program.on_ranks(*job["arguments"])
+            result = on_ranks(*job["arguments"])
+            if isinstance(result, tuple):
+                result, tensors = result
+                made = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                save_file(made, Path(job["folder"], f"result-{rank}.safetensors"))
             Path(job["folder"], f"result-{rank}.json").write_text(json.dumps(result))
             leave()
         program.main(*job["arguments"])
@@ -67,7 +74,7 @@ def be_rank(rank: int, job: dict) -> None:
 def run(job: dict) -> list[int | None]:
     """The ranks' exit codes; None of one that did not end in time."""
     with pause_garbage_collector():  # whatever is there now is not scanned in the ranks
-        importlib.import_module(job["program"])
+        importlib.import_module(job["program"].partition(":")[0])
     threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
     assert threads == 1, f"{threads} threads: a fork would have one of them alone, and the others' locks"
     pids = []

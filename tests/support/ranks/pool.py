@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from demo.host import REPOSITORY
 
@@ -54,7 +55,8 @@ class RankPool:
 
     def run(self, ranks: int, program: str, *arguments: Any, cases: int = 0) -> list[Any]:
         """Runs a program on all ranks, and returns what each rank's `on_ranks` does. Raises AssertionError with what
-        they said if one of them fails. arguments: as in JSON, like results. cases: how many there are, if many."""
+        they said if one of them fails. arguments: as in JSON, like results, beside which there may be tensors by name.
+        cases: how many there are, if many."""
         if self.process is None:
             command = [sys.executable, "-m", f"{PROGRAMS}.forks"]
             self.process = subprocess.Popen(
@@ -79,8 +81,13 @@ class RankPool:
         assert answer, "what forks the ranks has ended; its error is in pytest's own output"
         codes = json.loads(answer)
         assert not any(code != 0 for code in codes), f"{program} on {ranks} ranks ended with {codes}\n{said(folder)}"
-        results = [folder / f"result-{rank}.json" for rank in range(ranks)]
-        return [json.loads(result.read_text()) if result.exists() else None for result in results]
+        return [result_in(folder / f"result-{rank}.json") for rank in range(ranks)]
+
+
+def result_in(file: Path) -> Any:
+    found = json.loads(file.read_text()) if file.exists() else None
+    tensors = file.with_suffix(".safetensors")
+    return (found, load_file(tensors)) if tensors.exists() else found
 
 
 def split_into_jobs(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:

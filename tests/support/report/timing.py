@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from demo.host import PACK_NAME, ComfyHost
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, groups, latents, log, relative_error
-from tests.support.host.stock_prompts import prompt, write_cases
+from demo.host import ComfyHost
+from tests.support.host.graphs import find_node, groups, latents, log, relative_error
+from tests.support.host.stock_prompts import host_with_cases, prompt
 
 # A group for the ranks of all devices, and one for a single rank, so that none is started anew.
 ALL, ONE = 1, 2
@@ -97,12 +97,8 @@ def measure(
     """Takes folder for a few gigabytes. env: of ComfyUI and the ranks. rounds: in place of the size's. Raises
     PromptError, HostError."""
     size, found = SIZES[size_of(device, devices)], variants(devices)
-    (folder / "custom_nodes" / NODE_PACK).mkdir(parents=True)
-    (folder / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
-    write_cases(comfyui, folder, [size.case])
-    packs = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
     seeds = itertools.count(1)
-    with ComfyHost(comfyui, folder, extra_args=packs, cpu=device == "cpu", env=env) as host:
+    with host_with_cases(comfyui, folder, [size.case], env, cpu=device == "cpu") as host:
         for round_ in range(rounds or size.rounds):
             for place in range(len(found)):
                 variant = found[(round_ + place) % len(found)]
@@ -121,7 +117,7 @@ def measure(
 def made(size: Size, variant: Variant, steps: int, seed: int) -> dict[str, Any]:
     """A prompt; of a seed that the host has no result of."""
     built = prompt(size.case, variant.plan, group=variant.group, cfg=1.0, steps=steps)
-    next(node for node in built.values() if node["class_type"] == "KSampler")["inputs"]["seed"] = seed
+    find_node(built, "KSampler")["inputs"]["seed"] = seed
     return built
 
 

@@ -1,4 +1,5 @@
-"""What each test file took in the last whole run: kept in tests/durations.json, shown by `dev.py test --slowest`."""
+"""What each test file took in the last whole run: kept in tests/durations.json, shown by `dev.py test --slowest`. The
+longest runs first."""
 
 from __future__ import annotations
 
@@ -7,13 +8,17 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 TESTS = Path(__file__).resolve().parents[2]
 KEPT = TESTS / "durations.json"
 TIERS = ("gate", "slow")
 SHOWN = 25
+UNKNOWN_S = 15.0  # of a file that no run has been kept of
 
 
 @dataclass
@@ -85,6 +90,22 @@ class Recorder:
                 if found.tests and (tier, path) not in self._failed
             }
             write(tier, finished)
+
+
+class LongestFirst(LoadFileScheduling):
+    """Shares out whole files: a process runs next the longest that waits, so that none begins when the others are done.
+
+    seconds: what each took in former runs.
+    """
+
+    def __init__(self, config: Any, log: Any, seconds: Mapping[str, float]) -> None:
+        super().__init__(config, log)
+        self._seconds = seconds
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        longest = max(self.workqueue, key=lambda file: self._seconds.get(file, UNKNOWN_S))
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
 
 
 def table(tier: str, durations: Durations) -> str:

@@ -10,10 +10,14 @@ kernels a rank may have side by side; with as much room, none ever waits for roo
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from parallel_backend.axes import BY_NAME
 
 ON_HOST = "host"
 
@@ -209,3 +213,11 @@ def largest_set(among: set[int], beside: dict[int, set[int]]) -> int:
         if len(left & beside[number]) >= most:
             most = max(most, 1 + largest_set(left & beside[number], beside))
     return most
+
+
+def list_degrees(ranks: int) -> list[dict[str, int]]:
+    """The degrees of every plan of so many ranks. Guidance has two branches."""
+    most = {"cfg": 2}
+    rows = itertools.product(*(range(1, most.get(axis, ranks) + 1) for axis in BY_NAME))
+    found = [dict(zip(BY_NAME, row, strict=True)) for row in rows if math.prod(row) == ranks]
+    return [{axis: degree for axis, degree in each.items() if degree > 1} for each in found]

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +18,8 @@ from unittest.mock import patch
 import torch
 
 from tests.support.labelled import tensors as labelled
-from tests.support.labelled.memory import Memory
 from tests.support.labelled.tensors import COPIES, Labelled, tensors_in
-from tests.support.labelled.watch import Watch
+from tests.support.labelled.watch import Memory, Watch
 
 from .exchanges import Exchanges
 from .simulator import HOST, Block, Clock, Part, Simulator
@@ -40,19 +38,14 @@ class Blocks(Memory):
 
     def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> Callable[[], object]:
         storage = held.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        self.tensors[key] += 1
-        if self.tensors[key] == 1 and size:
-            self.simulator.allocate(key, size)
-        counted = weakref.finalize(tensor, self.let_go, key, size)
-        counted.atexit = False
-        return counted
+        return self.count(tensor, storage._cdata, storage.nbytes())
 
-    def let_go(self, address: int, size: int) -> None:
-        self.tensors[address] -= 1
-        if not self.tensors[address]:
-            del self.tensors[address]
-            self.simulator.free(address)
+    def allocate(self, key: int, size: int) -> None:
+        if size:
+            self.simulator.allocate(key, size)
+
+    def free(self, key: int, _size: int) -> None:
+        self.simulator.free(key)
 
 
 class Storage:

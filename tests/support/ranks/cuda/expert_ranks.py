@@ -31,8 +31,8 @@ from parallel_backend.groups.timeline import Timeline  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.group.footprint import Storages  # noqa: E402
 from tests.support.labelled.card import card  # noqa: E402
-from tests.support.labelled.memory import Memory  # noqa: E402
 from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
+from tests.support.labelled.watch import Memory  # noqa: E402
 from tests.support.labelled.whole_way import make_executor  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import pack_patches  # noqa: E402

@@ -16,18 +16,24 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
+from parallel_backend.errors import GroupError  # noqa: E402
+from parallel_backend.groups.mesh import Axis  # noqa: E402
+from parallel_backend.groups.timeline import Timeline  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.tensors import ADA, GPU, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Watch, counted  # noqa: E402
 from tests.support.labelled.whole_way import WholeWay  # noqa: E402
 from tests.support.ranks.cuda.libraries import LIBRARIES, Bench  # noqa: E402
+from worker.rank import job_groups  # noqa: E402
 
 
 def with_more(
@@ -70,3 +76,24 @@ def on_ranks(cases: list, folder: str) -> dict[str, dict]:
                 broken = json.dumps(case) if library == "comfyui" else ""
         found[json.dumps(case)] = told
     return found
+
+
+def connect_ahead() -> None:
+    """Labelled cards are connected twice before a plan is known. At first one of them fails."""
+    connect = job_groups.world_axis
+
+    def fail(*given: Any) -> Axis:
+        axis = connect(*given)
+        if dist.get_rank():
+            raise GroupError("This card reaches no other.")
+        return axis
+
+    with on_gpu(counts_memory=False):
+        groups = job_groups.JobGroups(GPU, Timeline(GPU))
+        with patch.object(job_groups, "world_axis", fail):
+            groups.connect_ahead(None)
+        assert not groups.worlds
+        groups.connect_ahead(None)
+        with patch.object(job_groups, "world_axis", fail):
+            mesh = groups.mesh_of(ParallelPlan(ulysses=2))
+        assert mesh["ulysses"].group is groups.whole().group, "an axis over all ranks has been connected"

@@ -1,6 +1,6 @@
-"""`host.host_vae_ranks OUT MEASURED`:
-decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT is what rank 0 gets. Returns the most bytes that
-each rank held of the large case, or of a VAE that cuts tiles how many each rank computed. MEASURED: by VAE, the
+"""`host.host_vae_ranks MEASURED`:
+decodes and encodes with every VAE of ComfyUI's own on all ranks. Returns the most bytes that each rank held of the
+large case, or of a VAE that cuts tiles how many each rank computed; and what rank 0 gets. MEASURED: by VAE, the
 direction of which these bytes are.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.classes import class_of
@@ -41,11 +40,11 @@ def results_of(case: HostVae, axis: Axis) -> dict[str, torch.Tensor]:
         if (result is not None) != (axis.index == 0):
             raise SystemExit("Exactly index 0 shall hold the result.")
         if result is not None:
-            results[name] = result.contiguous()
+            results[name] = result
     for name, (direction, given) in case.calls().items() if axis.degree == 1 else ():
         torch.manual_seed(SEED)
         with torch.inference_mode():
-            results[f"plain {name}"] = getattr(model, direction)(given).contiguous()
+            results[f"plain {name}"] = getattr(model, direction)(given)
     return results
 
 
@@ -83,7 +82,7 @@ def of_large(case: HostVae, axis: Axis, direction: str) -> int:
         return most_bytes(getattr(parallel, direction), case.large()[direction], parallel.vae)
 
 
-def on_ranks(out_path: str, measured: dict[str, str]) -> dict[str, dict[str, int]]:
+def on_ranks(measured: dict[str, str]) -> tuple[dict[str, dict[str, int]], dict[str, torch.Tensor]]:
     ltx.get_max_chunk_size = lambda _device: CHUNK
     rank, world = dist.get_rank(), dist.get_world_size()
     axis = Axis(dist.group.WORLD, world, rank) if world > 1 else Axis(None, 1, 0)
@@ -94,6 +93,4 @@ def on_ranks(out_path: str, measured: dict[str, str]) -> dict[str, dict[str, int
             found[name] = tiles_of(case, axis)
         if name in measured:
             found[name] = {"most": of_large(case, axis, measured[name])}
-    if rank == 0:
-        save_file(results, out_path)
-    return found
+    return found, results

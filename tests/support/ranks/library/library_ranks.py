@@ -1,7 +1,7 @@
-"""`library.library_ranks OUT CASES`: pipelines made parallel, as a script does it.
+"""`library.library_ranks FOLDER CASES`: pipelines made parallel, as a script does it.
 
-Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ranks every family's prediction. Returns
-what each rank was told of the calls that are to be refused, and of families that failed.
+Returns what each rank was told of the calls that are to be refused, and of families that failed; of rank 0 also the
+images, by case name, and on two ranks every family's prediction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from unittest.mock import patch
 import diffusers
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from parallel_backend import ParallelPlan, library, load_transformer, parallelize
 from parallel_backend.errors import RequestError
@@ -68,7 +67,7 @@ def forward(family: Family, shape: str, plan: ParallelPlan, build: Callable[...,
         parallelize(pipeline, plan)
     with torch.inference_mode():
         inputs = family.inputs(*family.shapes[shape])
-        return family.reference(pipeline.transformer, *inputs).contiguous()
+        return family.reference(pipeline.transformer, *inputs)
 
 
 def parallel(build: Callable, vae: bool = False, **plan: int | str) -> diffusers.DiffusionPipeline:
@@ -140,7 +139,7 @@ def unet_of_a_folder(folder: Path) -> torch.Tensor:
     pipeline = SimpleNamespace(unet=load_transformer(folder, plan, torch.device("cpu"), name="unet").model)
     parallelize(pipeline, plan)
     with torch.no_grad():
-        return pipeline.unet(**unet_inputs(2)).sample.contiguous()
+        return pipeline.unet(**unet_inputs(2)).sample
 
 
 def with_unknown_layers() -> None:
@@ -192,7 +191,7 @@ def refusal(call: Callable[[], object]) -> str:
     return "nothing"
 
 
-def on_ranks(out: str, cases: list[dict]) -> dict[str, dict[str, str]]:
+def on_ranks(folder: str, cases: list[dict]) -> tuple[dict[str, dict[str, str]], dict[str, torch.Tensor]]:
     """Cases are JSON objects of name, call, plan, batch, seeded, twice, vae; the refusals are all of two ranks."""
     results = {case["name"]: sampled(case) for case in cases}
     told: dict[str, dict[str, str]] = {"failed": {}, "refused": {}}
@@ -204,8 +203,6 @@ def on_ranks(out: str, cases: list[dict]) -> dict[str, dict[str, str]]:
             told["failed"][name] = traceback.format_exc()
     if world == 2:
         results["Cosmos 1"] = forward(COSMOS_1, UNEVEN, ParallelPlan(ulysses=2))
-        results["UNet of a folder"] = unet_of_a_folder(Path(out))
+        results["UNet of a folder"] = unet_of_a_folder(Path(folder))
         told["refused"] = {name: refusal(call) for name, call in REFUSALS.items()}
-    if dist.get_rank() == 0:
-        save_file(results, Path(out) / f"world{world}.safetensors")
-    return told
+    return told, {} if dist.get_rank() else results

@@ -1,6 +1,6 @@
-"""`library.own_loop_ranks OUT`: what pipelines' own loops do under a plan.
+"""`library.own_loop_ranks`: what pipelines' own loops do under a plan.
 
-The latents of each rank are in OUT/worldN.RANK.safetensors, by case. Returns what each rank found.
+Returns what each rank found, and its latents by case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from parallel_backend import ParallelPlan, parallelize, unparallelize
 from tests.support.cases.families import FAMILIES
@@ -140,8 +139,8 @@ def loop_of_two(name: str) -> dict[str, Any]:
     return {"worst": loop.worst, "ran": ran}
 
 
-def on_ranks(out: str) -> dict[str, Any]:
-    world, rank = dist.get_world_size(), dist.get_rank()
+def on_ranks() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    world = dist.get_world_size()
     results: dict[str, torch.Tensor] = {}
     for case in (*PATCHES, INT4):
         if case.plan.world_size == world:
@@ -150,5 +149,4 @@ def on_ranks(out: str) -> dict[str, Any]:
     for name in OWN_CALLS if world == 2 else ():
         tensors, found[name] = own_call(name)
         results.update({f"{name}, {key}": each for key, each in tensors.items()})
-    save_file({name: each.contiguous() for name, each in results.items()}, f"{out}/world{world}.{rank}.safetensors")
-    return found
+    return found, results
