@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def on_ranks(
         mesh = build_mesh(ParallelPlan.from_json(plan), torch.device("cpu"))
         scheduler = build_scheduler(sampling["scheduler"], scheduler_config)
         scheduler.set_timesteps(sampling["steps"])
-        model = Denoiser(FamilyModel.load(source, mesh))
-        result = model.sample(inputs["latents"], scheduler, *branches, sampling["guidance"])
+        model = FamilyModel.load(source, mesh)
+        model.of(replace(model.family, side=config["patch_size"]))
+        result = Denoiser(model).sample(inputs["latents"], scheduler, *branches, sampling["guidance"])
         if result is not None:
             results[name] = result
     return None, results
