@@ -150,7 +150,7 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     told["factors"] = sum(factor.nbytes for factor in factors.values())
     told["largest"] = largest
     made.append(call(model))
-    model.patch([], {})
+    model.patch({}, {})
     with noting_deferred() as told["beside"]:
         made.append(call(model))
     if dist.get_rank() == 0:

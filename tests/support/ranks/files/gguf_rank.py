@@ -75,6 +75,6 @@ def on_ranks(comfyui: str, file: str, dequantised: str) -> dict[str, Any]:
     found |= {"held": held_bytes(module), "copied": copied_bytes(file)}
     adapt(model)
     found |= {"changed": not torch.equal(call(model), plain), "held with an adapter": held_bytes(module)}
-    model.patch([], {})
+    model.patch({}, {})
     found |= {"as before": torch.equal(call(model), plain), "copied after all": copied_bytes(file)}
     return {**found, **parked(model, module)}

@@ -119,7 +119,7 @@ def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
         found["adapted"] = error(call(model), adapted)
         found["changed"] = error(adapted, right[SMALL]) > 0
         found["resident with an adapter"] = model.resident_bytes
-        change(lambda: model.patch([], {}))
+        change(lambda: model.patch({}, {}))
         found["as before"] = error(call(model), right[SMALL])
         found["equal when larger"] = error(call(model, LARGE), right[LARGE])
         found["resident when larger"] = model.resident_bytes
