@@ -76,7 +76,7 @@ class WorkerGroup(Supervisor):
             self.loads += 1
             reply, _ = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
-            return reply[ops.BESIDE]
+            return reply.get(ops.BESIDE, "")
 
     def patch(self, key: str, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.

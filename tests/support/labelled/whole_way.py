@@ -144,7 +144,7 @@ class WholeWay:
         header, tensors = decode(self.relay.receive(None if dist.get_rank() else self.theirs))
         reply, results = self.executor.execute(header, tensors)
         if not dist.get_rank():
-            answer(self.channel, {"id": header.get("id"), **reply}, results)
+            answer(self.channel, {"id": header.get("id")}, reply, results, self.executor.state)
 
 
 def make_executor(device: torch.device, group: dist.ProcessGroup, timeline: Timeline) -> Executor:
