@@ -15,7 +15,6 @@ from ..parallel_backend.costs.auto import couples, list_model_plans, shareable
 from ..parallel_backend.costs.forward import Work
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
-from ..parallel_backend.models import spec_of
 from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import (
     ATTENTION,
@@ -25,7 +24,6 @@ from ..parallel_backend.plan import (
     EXCHANGE_DTYPES,
     MODEL,
     OFF,
-    PIECES,
     WEIGHTS,
     ParallelPlan,
 )
@@ -45,7 +43,7 @@ from .workers.room import balance_stages
 
 MANUAL = "manual"
 # Inputs of prompts that are no part of a plan: those that are gone, and the mark of Compare plans.
-OTHER_INPUTS = ("lossy", "compare", "sparse", "paralleldit_comparison")
+OTHER_INPUTS = ("lossy", "compare", "sparse", "pieces", "paralleldit_comparison")
 FORMER_DTYPES = ("int8", "fp8")  # of saved workflows, which exchange exactly now
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
@@ -112,7 +110,6 @@ def plan_inputs() -> list[io.Input]:
             "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
             f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
         ),
-        pieces_input(),
     ]
 
 
@@ -124,19 +121,6 @@ def parse_plan(mode: str, values: Mapping[str, int | str]) -> ParallelPlan | Non
     if own.get("exchange_dtype") in FORMER_DTYPES:
         own["exchange_dtype"] = MODEL
     return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})
-
-
-def pieces_input() -> io.Input:
-    """Returns the input that makes pieces of a rank's tokens take turns."""
-    return number_input(
-        "pieces",
-        "In how many pieces each rank's tokens take turns under ulysses. One piece computes while the "
-        "others' tokens travel. 1: all at once. 2 or more pay where links are slow and attention is "
-        "short. Exact.",
-        default=1,
-        least=1,
-        most=PIECES,
-    )
 
 
 def parse_speeds(words: int | str) -> tuple[float, ...]:
@@ -207,10 +191,7 @@ def resolve_plan(plan: ParallelPlan, module: torch.nn.Module, sizes: WeightSizes
     resolved = fit_to_machine(plan)
     check_module(replace(plan, attention=AUTO), module)  # without a GPU, the plan falls back to the auto kernel
     check_module(resolved.plan, module)
-    note, spec = resolved.note, spec_of(type(module))
-    if resolved.plan.effective_pieces > 1 and not (spec and spec.runs_in_pieces):
-        note += (remark("model_runs_whole", model=type(module).__name__, pieces=resolved.plan.pieces),)
-    return resolved._replace(plan=balance_stages(resolved.plan, sizes), note=note)
+    return resolved._replace(plan=balance_stages(resolved.plan, sizes))
 
 
 def explain_devices() -> list[Remark]:
@@ -262,8 +243,6 @@ def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     if not on_gpus and plan.attention not in ON_THE_CPU:
         fitted = replace(fitted, attention=AUTO)
         note += (remark("cpu_kernel", attention=plan.attention),)
-    if fitted.effective_pieces < fitted.pieces:
-        note += (remark("runs_whole", pieces=fitted.pieces),)
     try:
         ranks_a_machine(fitted.world_size, settings())
     except SettingsError as error:

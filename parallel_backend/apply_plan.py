@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,10 +12,9 @@ from .groups.mesh_layout import stages_of
 from .hooks import Hooks
 from .models.attention_sizes import AttentionSizes
 from .models.checks import attention_paths, check_class, check_module, modules_at, sizes_of
-from .models.parallel_mlp import submodules
 from .models.spec import BlockList, ModelSpec
 from .plan import ParallelPlan
-from .seams.attention import AttentionSeam, ParallelAttention, install_attention
+from .seams.attention import ParallelAttention, install_attention
 from .seams.bands.model import share_rows
 from .seams.boundary import install_boundary
 from .seams.forward import ForwardSlot
@@ -34,7 +31,7 @@ class AppliedPlan:
     """What hooks and forwards share.
 
     stage: this rank's blocks. link: to the neighbouring stages, if any. attention: of the blocks; None if they keep
-    the model's own. layout: of the blocks' tokens; None if they are not shared. seams: of the modules that attend.
+    the model's own. layout: of the blocks' tokens; None if they are not shared.
     """
 
     slot: ForwardSlot
@@ -42,7 +39,6 @@ class AppliedPlan:
     link: StageLink | None = None
     attention: ParallelAttention | LocalAttention | None = None
     layout: TokenLayout | None = None
-    seams: Sequence[AttentionSeam] = ()
 
 
 def apply_plan(
@@ -73,9 +69,8 @@ def apply_plan(
         return AppliedPlan(slot, stage, link, layout=layout)
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel)
-    seams = share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
-    compute_once(model, spec, mesh, slot, hooks)  # pieces: what all tokens have in common is computed once
-    return AppliedPlan(slot, stage, link, attention, layout, seams)
+    share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
+    return AppliedPlan(slot, stage, link, attention, layout)
 
 
 def apply_plan_inside(
@@ -136,16 +131,14 @@ def overlap_mlp(
 
 def share_attention(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, attention: ParallelAttention, hooks: Hooks
-) -> list[AttentionSeam]:
+) -> None:
     """Passes the attention of every block to `attention`."""
-    seams = []
     for blocks, block in own_blocks(model, spec):
         for path in attention_paths(block, blocks):
             module, streams = block.get_submodule(path), blocks.attention[path]
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [ModuleAttention(attention, model, module, blocks, path, call, sizes) for call in calls]
-            seams.append(install_attention(block, path, attends, hooks, attention.layout.slot))
-    return seams
+            install_attention(block, path, attends, hooks, attention.layout.slot)
 
 
 def replace_kernel(
@@ -159,32 +152,6 @@ def replace_kernel(
         for path in attention_paths(block, blocks):
             install_attention(block, path, [attention], hooks, slot, is_local=True)
     return attention
-
-
-def compute_once(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh, slot: ForwardSlot, hooks: Hooks) -> None:
-    """Makes the pieces of a forward share what blocks compute of arguments that are the same for all tokens."""
-    if mesh.plan.pieces == 1:
-        return
-    for blocks, block in own_blocks(model, spec):
-        for module in submodules(block, blocks.common).values():
-            if module is not None:
-                hooks.replace(module, "forward", computed_by_first_piece(module.forward, slot))
-
-
-def computed_by_first_piece(compute: Callable[..., Any], slot: ForwardSlot) -> Callable[..., Any]:
-    """Returns what runs in place of a module's forward. The other pieces get what the first one has computed."""
-    result = None
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal result
-        pieces, found = slot.forward.pieces, result
-        if pieces is None or slot.forward.running == [0]:
-            result = found = compute(*args, **kwargs)
-        if pieces is None or pieces.is_last:
-            result = None  # frees it
-        return found
-
-    return run
 
 
 def own_blocks(model: torch.nn.Module, spec: ModelSpec) -> list[tuple[BlockList, torch.nn.Module]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -205,8 +204,3 @@ def options_of_mode(mode: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
-
-
-def lacks_coroutines() -> bool:
-    """Whether greenlet is missing: coroutines that can be left inside of any call. A host application may bring it."""
-    return find_spec("greenlet") is None

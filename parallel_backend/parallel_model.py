@@ -22,10 +22,8 @@ from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, CONTROL, spec_of
-from .plan import OFF
 from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
-from .seams.exchange.pieces import Pieces
 from .seams.forward import Code, Forward
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
@@ -73,7 +71,7 @@ class ParallelModel:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
-        self.attention, self.layout, self.seams = applied.attention, applied.layout, applied.seams
+        self.attention, self.layout = applied.attention, applied.layout
         if self.spec and self.spec.prepare:
             self.spec.prepare(self.model, self.hooks)
         self.pipeline = StepPipeline(mesh.plan)
@@ -278,10 +276,9 @@ class ParallelModel:
         kwargs = self.kept.identify(self.complete(args, kwargs))
         if self.slot.code in (Code.INSIDE, Code.BETWEEN_BLOCKS):
             kwargs = self.copied(kwargs)
-        in_pieces = self.can_run_in_pieces(forward)
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
-                output = self.run_in_pieces(args, kwargs, forward) if in_pieces else self.model(*args, **kwargs)
+                output = self.model(*args, **kwargs)
         except StageExit:
             return None
         if forward.segments and not forward.gathered and self.slot.code is not Code.BETWEEN_BLOCKS:
@@ -297,30 +294,6 @@ class ParallelModel:
         own = (ALWAYS_WHOLE, CONTROL, *self.kept.given)  # what ControlNets return is made for one forward
         copy = partial(tree_map_only, torch.Tensor, torch.clone)
         return {name: value if name in own else copy(value) for name, value in kwargs.items()}
-
-    def can_run_in_pieces(self, forward: Forward) -> bool:
-        """Whether a forward runs in the plan's pieces. All ranks decide alike. It runs whole if nodes' code runs in it,
-        if blocks may be compiled or their weights are fetched, if blocks keep keys from forward to forward, and if the
-        modules have not attended yet under this plan."""
-        if self.mesh.plan.pieces == 1 or not self.seams or self.layout is None or self.spec is None:
-            return False
-        compiles = self.mesh.plan.compile != OFF or self.compiled.asked  # not whether this rank does
-        runs_others = self.slot.code is not Code.NONE or compiles or self.layout.starts
-        needs_whole = self.fetched.flat_blocks or not self.spec.runs_in_pieces
-        return not runs_others and not needs_whole and all(seam.attends_by_name for seam in self.seams)
-
-    def run_in_pieces(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
-        """Runs the plan's pieces. The last one gathers the tokens of all."""
-        pieces, finished = Pieces(self.mesh.plan.pieces), dict[object, torch.Tensor]()
-
-        def run(index: int) -> Any:
-            piece = Forward([index], None, forward.step, forward.index, None, finished=finished, pieces=pieces)
-            with self.slot.enter(piece):
-                output = self.model(*args, **kwargs)
-            forward.gathered = piece.gathered
-            return output
-
-        return pieces.run(run)
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
         """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""

@@ -22,7 +22,6 @@ COMPILE = (OFF, ON, AUTO)
 COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
 # The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
-PIECES = 4  # the most into which a rank's tokens are cut, see `ParallelPlan`
 MODEL, INT4 = EXCHANGE_DTYPES = ("model", "int4")
 TIME, MEMORY = "time", "memory"
 BALANCES = (AUTO, TIME, MEMORY)
@@ -58,8 +57,6 @@ class ParallelPlan:
     exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
     or int4, which is lossy: the differences to the step before, with a scale for each block of a token's head; ulysses
     only. The first step is exact.
-    pieces: how many parts a rank's tokens are cut into: one part computes while the exchange of the others travels, see
-    `seams/exchange/pieces.py`. Ulysses only; exact.
 
     Placement:
     balance: what the stages' parts of the blocks are balanced by: time or memory. auto counts as time.
@@ -84,7 +81,6 @@ class ParallelPlan:
     attention: str = "auto"
     compile: str = OFF
     exchange_dtype: str = MODEL
-    pieces: int = 1
     # Placement.
     balance: str = AUTO
     weights: str = AUTO
@@ -109,25 +105,7 @@ class ParallelPlan:
                 f"Use exchange_dtype={MODEL}, or ulysses in place of ring and pipefusion.",
                 "exchange_dtype",
             )
-        self.check_pieces()
         object.__setattr__(self, "speeds", self.normalise_speeds())
-
-    def check_pieces(self) -> None:
-        """Raises PlanError if the plan has pieces, and something that needs a forward whole."""
-        if self.pieces == 1:
-            return
-        others = {
-            "ring": self.ring > 1,
-            "pipefusion or patches": self.pipefusion * self.patch_count > 1,
-            f"exchange_dtype={INT4}": self.exchange_dtype == INT4,
-        }
-        found = [name for name, has in others.items() if has]
-        if self.pieces > PIECES or self.ulysses == 1 or found:
-            raise PlanError(
-                f"pieces={self.pieces} does not work with {found[0] if found else f'ulysses={self.ulysses}'}.",
-                f"Use pieces=1, or up to {PIECES} with ulysses alone.",
-                "pieces",
-            )
 
     def normalise_speeds(self) -> tuple[float, ...]:
         """Returns the speeds. Equal speeds become empty, so that plans of one effect are equal. Raises PlanError."""
@@ -188,11 +166,6 @@ class ParallelPlan:
     def keeps_differences(self) -> bool:
         """Whether ranks exchange what differs from the step before, and so keep that step."""
         return self.exchange_dtype == INT4 and self.token_ways > 1
-
-    @property
-    def effective_pieces(self) -> int:
-        """The pieces in which forwards run. Blocks that are compiled or fetched need a forward whole."""
-        return 1 if self.compile != OFF or self.weights in (SHARED, HOST) else self.pieces
 
     @property
     def whole_steps(self) -> int:
@@ -306,8 +279,6 @@ class ParallelPlan:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
-        if self.pieces > 1:
-            parts.append(f"{self.pieces} pieces")
         if self.speeds:
             parts.append(f"speeds {format_speeds(self.speeds)}")
         return " × ".join(parts) or "one rank"

@@ -5,7 +5,7 @@ import { PARALLELIZE } from './plan/graph.mjs'
 import { listGraphs } from './plan/links.mjs'
 
 const FORMER_PLAN = 'ParallelDiT_Plan' // the editor offers to replace it, and reads its values as Parallelize Model's
-const PLACE = 14 // of `pieces` among the saved values
+const PLACE = 14 // of `group` among the saved values
 const inputNames = new WeakMap() // by node, the names of its inputs
 
 app.registerExtension({
@@ -17,22 +17,25 @@ app.registerExtension({
     if (node.comfyClass !== PARALLELIZE) return
     const { configure } = node
     node.configure = (saved) => {
-      removeFormerValues(saved)
+      removeFormerValues(saved.widgets_values, true)
       configure.call(node, saved)
     }
   },
 
   afterConfigureGraph() {
     for (const node of listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)) {
-      if (node.type === FORMER_PLAN) removeFormerValues(node.last_serialization)
+      if (node.type === FORMER_PLAN) removeFormerValues(node.last_serialization?.widgets_values)
       removeFormerInputs(node)
     }
   }
 })
 
-/** Removes the values of `sparse`, `lossy` and `compare`, texts, which stood before `pieces`, a number. They have no names. */
-function removeFormerValues({ widgets_values: values }) {
-  while (typeof values?.[PLACE] === 'string') values.splice(PLACE, 1)
+/**
+ * Removes the values of inputs that are gone, which have no names: `sparse`, `lossy`, `compare` and `pieces`. In a
+ * Parallelize Model they stood before `group`.
+ */
+function removeFormerValues(values, hasGroup) {
+  values?.splice(PLACE, values.length - PLACE - (hasGroup ? 1 : 0))
 }
 
 /** Removes inputs that only the file has, and their links. */

@@ -1261,7 +1261,7 @@ app.registerExtension({
 
 
 const FORMER_PLAN = 'ParallelDiT_Plan'; // the editor offers to replace it, and reads its values as Parallelize Model's
-const PLACE = 14; // of `pieces` among the saved values
+const PLACE = 14; // of `group` among the saved values
 const inputNames = new WeakMap(); // by node, the names of its inputs
 
 app.registerExtension({
@@ -1273,22 +1273,25 @@ app.registerExtension({
     if (node.comfyClass !== PARALLELIZE) return
     const { configure } = node;
     node.configure = (saved) => {
-      removeFormerValues(saved);
+      removeFormerValues(saved.widgets_values, true);
       configure.call(node, saved);
     };
   },
 
   afterConfigureGraph() {
     for (const node of listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)) {
-      if (node.type === FORMER_PLAN) removeFormerValues(node.last_serialization);
+      if (node.type === FORMER_PLAN) removeFormerValues(node.last_serialization?.widgets_values);
       removeFormerInputs(node);
     }
   }
 });
 
-/** Removes the values of `sparse`, `lossy` and `compare`, texts, which stood before `pieces`, a number. They have no names. */
-function removeFormerValues({ widgets_values: values }) {
-  while (typeof values?.[PLACE] === 'string') values.splice(PLACE, 1);
+/**
+ * Removes the values of inputs that are gone, which have no names: `sparse`, `lossy`, `compare` and `pieces`. In a
+ * Parallelize Model they stood before `group`.
+ */
+function removeFormerValues(values, hasGroup) {
+  values?.splice(PLACE, values.length - PLACE - (hasGroup ? 1 : 0));
 }
 
 /** Removes inputs that only the file has, and their links. */
@@ -1676,7 +1679,6 @@ const NO_AXES = [
   'attention',
   'compile',
   'exchange_dtype',
-  'pieces',
   'balance',
   'weights',
   'weight_blocks',
@@ -1759,7 +1761,6 @@ function describePlan(plan, t) {
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`));
   if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
     parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
-  if (plan.pieces > 1) parts.push(t('panel.planPieces', { pieces: plan.pieces }));
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }));
   return parts.join(' × ') || t('panel.planOneRank')
 }

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from ...parallel_backend.compat import lacks_coroutines, parts_of, set_parts
+from ...parallel_backend.compat import parts_of, set_parts
 from ...parallel_backend.costs.auto import list_model_plans
 from ...parallel_backend.costs.choose import (
-    PIECE_COUNTS,
     Room,
     Tried,
     choose_prediction,
@@ -23,11 +22,10 @@ from ...parallel_backend.costs.choose import (
 )
 from ...parallel_backend.costs.forward import ForwardCost, Work
 from ...parallel_backend.costs.roofline import Prediction
-from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
-from ..workers.group import device_count, device_type
+from ..workers.group import device_count
 from ..workers.room import room_for_weights, room_with_enough_ram
 from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
@@ -107,7 +105,7 @@ class ModelCosts:
         cost is unknown."""
         if work.forward is None:
             return [], None
-        plans = list_model_plans(device_count(), self.module, work, list_piece_counts())
+        plans = list_model_plans(device_count(), self.module, work)
         if work.parts > 1 and ONE_DEVICE not in plans:
             plans.append(ONE_DEVICE)
         found = order_plans(plans, work, machine_of(self.dtype), self.sizes, room_for_weights)
@@ -179,11 +177,6 @@ def copy_structure(module: torch.nn.Module) -> torch.nn.Module:
 def take_last(predicted: Prediction, steps: Steps) -> Prediction:
     """Returns the prediction with what a step last took, if its plan has run."""
     return predicted.replace_seconds(steps[predicted.words][0]) if predicted.words in steps else predicted
-
-
-def list_piece_counts() -> Sequence[int]:
-    """Returns the numbers of pieces that are worth a try. Ranks on a CPU compute with the cores that they send with."""
-    return () if device_type() == CPU or lacks_coroutines() else PIECE_COUNTS
 
 
 def list_shapes(value: Any) -> Any:

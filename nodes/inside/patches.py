@@ -24,7 +24,6 @@ from ...worker.comfyui.patched_options import (
     OVERRIDE,
     PATCHES,
     REPLACED,
-    runs_no_function,
 )
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
@@ -165,7 +164,7 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     facts = [each for options in asked for _, each in list_facts(options)]
     tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
     chosen = {f", {options[name]}" for options in asked for name in (COMPILED, KERNEL) if options.get(name)}
-    work = replace(work, is_plain=all(map(runs_no_function, asked)), chosen="".join(sorted(chosen)))
+    work = replace(work, chosen="".join(sorted(chosen)))
     if work.forward:
         gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
         work = replace(work, forward=replace(work.forward, gathers=gathers))

@@ -5,7 +5,7 @@ Processes without torch.distributed import this, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,9 +33,7 @@ def couples(model: torch.nn.Module) -> bool:
     return spec is not None and spec.couples(model)
 
 
-def list_model_plans(
-    devices: int, model: torch.nn.Module, work: Work, pieces: Sequence[int] = ()
-) -> list[ParallelPlan]:
+def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:
     """Returns the plans that this model and work allow on all these devices, see `list_plans`. If they allow none,
     returns one for one device. Bands of rows are listed only if their cost is known: on a slow link they may be slower
     than one device.
@@ -44,9 +42,7 @@ def list_model_plans(
     """
     tokens = shareable(model)
     heads = sizes_of(model, tokens).heads if tokens else 1
-    check = checks_of(model, work)
-    pieces = pieces if work.is_plain and tokens and not tokens.bands else ()
-    found = list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads, pieces=pieces)
+    found = list_plans(devices, work.parts, checks_of(model, work), branches=work.has_branches, heads=heads)
     return found or [ParallelPlan()]
 
 

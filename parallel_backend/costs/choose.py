@@ -25,7 +25,6 @@ Room = Callable[[ParallelPlan, float], WeightRoom | None]
 Tried = tuple[int, int]  # which of how many plans is tried
 Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
-PIECE_COUNTS = (2, 3)  # of a forward that `auto` tries, beside a whole forward
 TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within a third of the fastest that has run
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
@@ -45,7 +44,6 @@ def list_plans(
     *,
     branches: bool = False,
     heads: int = 1,
-    pieces: Sequence[int] = (),
 ) -> list[ParallelPlan]:
     """Returns every exact plan that the model allows for these ranks, in the order that is best without predictions.
 
@@ -56,7 +54,6 @@ def list_plans(
     check: of the model, such as `lambda plan: plan.check_model(heads=24)`.
     branches: whether the rows are cond and uncond. Then an even number of batch groups is written as cfg=2.
     heads: of the model.
-    pieces: numbers of pieces with which plans of Ulysses alone are listed, too. The plans without pieces come first.
 
     Using one device is a plan with a batch group per rank, in which the groups without a row are idle. So it is listed
     wherever rows can be computed independently.
@@ -75,9 +72,7 @@ def list_plans(
         plan = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
         if allows(check, plan):
             found.append(plan)
-    found.sort(key=order)
-    in_pieces = [replace(plan, pieces=each) for each in pieces for plan in found if plan.ulysses > 1 and plan.ring == 1]
-    return [*found, *(plan for plan in in_pieces if allows(check, plan))]
+    return sorted(found, key=order)
 
 
 def list_patches(plan: ParallelPlan) -> list[ParallelPlan]:

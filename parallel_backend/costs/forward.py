@@ -108,8 +108,8 @@ class Work:
     tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
     parallel_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
-    calls: in how many calls the parts come. loops: whether the ranks run the whole loop. is_plain: whether no function
-    of a node runs inside of the model. chosen: how nodes make the model compute: compiled blocks, an attention kernel.
+    calls: in how many calls the parts come. loops: whether the ranks run the whole loop. chosen: how nodes make the
+    model compute: compiled blocks, an attention kernel.
     """
 
     parts: int = 1
@@ -120,7 +120,6 @@ class Work:
     forward: ForwardCost | None = None
     calls: int = 1
     loops: bool = False
-    is_plain: bool = True
     chosen: str = ""
 
     @classmethod

@@ -135,15 +135,13 @@ def time_turn(
     shares of the blocks and tokens. All that is outside of the blocks is computed in full."""
     count, ways, attending, other = forward.count * blocks, plan.token_ways, 0.0, 0.0
     merged = MERGED * forward.activation * forward.count * plan.ring if plan.ring > 1 else 0.0
-    others = forward.blocks._replace(
-        attention=0.0, moved=forward.blocks.moved + merged, operations=forward.blocks.operations * plan.effective_pieces
-    )
+    others = forward.blocks._replace(attention=0.0, moved=forward.blocks.moved + merged)
     for share, speed in ranks:
         attention = forward.blocks.attention / speed.attention
         attending = max(attending, rows * tokens * share.attention * blocks * attention)
         seconds = blocks * time_alone(others, speed, rows * tokens * share.tokens)
         other = max(other, seconds + time_alone(forward.rest, speed, rows))
-    waiting = count * time_exchanges(forward, plan, rows * tokens, machine, attending / count, other / count)
+    waiting = count * time_exchanges(forward, plan, rows * tokens, machine, attending / count)
     if forward.bands and ways > 1:
         borders = forward.bands.borders * rows * min(2, ways - 1) / 2
         waiting += machine.send.seconds(borders, forward.bands.convolutions)
@@ -151,20 +149,16 @@ def time_turn(
     return attending + other, waiting
 
 
-def time_exchanges(
-    forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine, attending: float, other: float
-) -> float:
-    """Returns the seconds for which ranks wait in a block. attending, other: the seconds for which they compute in it.
+def time_exchanges(forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine, attending: float) -> float:
+    """Returns the seconds for which ranks wait in a block. attending: the seconds for which they compute attention.
 
     Ulysses exchanges queries, keys, values and the result, in parts: one part travels while attention computes another.
-    With pieces, others travel while the rest of the block is computed. Ring: the next keys travel while attention
-    computes with the present ones."""
+    Ring: the next keys travel while attention computes with the present ones."""
     degree, waiting = plan.ulysses, 0.0
     all_tokens = forward.activation * rows * (INT4_BYTES / forward.itemsize if plan.keeps_differences else 1.0)
     if degree > 1:
         sent = (2 + 2 * forward.kv) * all_tokens / plan.ring * (degree - 1) / degree**2
-        needed = machine.all_to_all.seconds(sent, 2 * EXCHANGE_PARTS * plan.effective_pieces)
-        needed -= machine.hides * min(needed * (1 - 1 / plan.effective_pieces), other)
+        needed = machine.all_to_all.seconds(sent, 2 * EXCHANGE_PARTS)
         covered = 1 - 1 / EXCHANGE_PARTS
         waiting += needed - machine.hides * covered * min(needed, attending)
     if plan.ring > 1:

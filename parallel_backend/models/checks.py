@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ..axes import BATCH_AXES, TOKEN_AXES
-from ..compat import lacks_coroutines
 from ..errors import PlanError
 from ..plan import AUTO, HOST, OFF, ON, SHARED, ParallelPlan
 from .attention_sizes import AttentionSizes, differences_in_attention, read_sizes
@@ -66,12 +65,6 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
         )
     check_fetched(plan, model, spec)
-    if plan.pieces > 1 and lacks_coroutines():
-        raise PlanError(
-            f"pieces={plan.pieces} needs the Python package greenlet, and it is not installed.",
-            "Install greenlet, or use pieces=1.",
-            "pieces",
-        )
     if plan.pipefusion * plan.patch_count > 1:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]

@@ -102,9 +102,6 @@ class BlockList:
     # The mask is the same in all blocks of a forward. If they see a limited number of tokens to either side, their
     # attribute for that number; if it is None, they see all tokens.
     local_masks: Mapping[str, str] = field(default_factory=dict)
-    # Submodules that read nothing but what is the same for all tokens, such as modulations and projections of a text
-    # that tokens attend to. A forward's pieces compute them once.
-    common: tuple[str, ...] = ()
     # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
     # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
     full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -188,12 +185,6 @@ class ModelSpec:
     def skips(self) -> bool:
         """Whether the first half of the blocks feeds the second, last to first."""
         return any(SKIP in blocks.tokens for blocks in self.blocks)
-
-    @property
-    def runs_in_pieces(self) -> bool:
-        """Whether a forward can run in pieces. Rows of a picture cannot, nor blocks that keep keys from
-        forward to forward."""
-        return bool(self.blocks) and not self.drops
 
     @property
     def drops(self) -> str:

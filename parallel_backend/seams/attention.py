@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from ..plan import EXCHANGE_PARTS
 from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import Arrival, PendingResult, Shares, gather_heads, scatter_heads, view_heads
+from .exchange.ulysses import Arrival, PendingResult, gather_heads, scatter_heads, view_heads
 from .forward import Code, ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
@@ -86,47 +85,22 @@ class ParallelAttention:
             return self.attend(call, 0, call.parts[0], query, key, value)
         shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
-        sent = self.send(call, call.encode("query", query), key, value)
-        for index, arrived in enumerate(self.attend_pieces(sent)):
+        call = self.send(call, call.encode("query", query), key, value)
+        for index, arrived in enumerate(self.attend_parts(call)):
             for run, received in arrived():
                 decoded = call.decode(("result", index, run.ranks), received)
                 view_heads(out_BHLD, run).copy_(decoded)
         return out_BHLD
 
     def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> SharedCall:
-        """Starts the exchange of all parts. All pieces receive into the first piece's buffer."""
-        sent = call.forward.pieces.started if call.forward.pieces else []  # by the pieces before
-        before = sent[-1].arriving if sent else [(None,)] * len(call.parts)
-        given = zip(call.parts, before, strict=True)
-        return call._replace(arriving=[self.scatter(call, part, q_BHLE, k_BHLE, v_BHLE, each) for part, each in given])
+        """Starts the exchange of all parts."""
+        return call._replace(arriving=[self.scatter(call, part, q_BHLE, k_BHLE, v_BHLE) for part in call.parts])
 
-    def attend_pieces(self, sent: SharedCall) -> list[PendingResult]:
-        """Computes attention for the whole forward, or for its pieces as soon as all have sent their tokens. Returns
-        by part what goes back to the tokens of the forward or piece that has sent this."""
-        if sent.forward.pieces is None:
-            return self.attend_parts([sent])[0]
-        results = sent.forward.pieces.meet(sent, self.attend_parts)
-        self.layout.slot.forward = sent.forward  # the other pieces had their own there
-        return results
-
-    def attend_parts(self, pieces: Sequence[SharedCall]) -> list[list[PendingResult]]:
-        """Computes attention part by part, for all pieces together. Returns what goes back, by piece. Results of the
-        first piece travel first, because it goes on first."""
-        for each in pieces:
-            each.forward.run_deferred()
-        call, lengths = pieces[-1], [each.lengths for each in pieces]
-        ends = [0, *accumulate(map(sum, lengths))]
-
-        def give_back(piece: int, out_BhRE: torch.Tensor, queries: Shares) -> PendingResult:
-            own_BhRE = out_BhRE[:, :, ends[piece] : ends[piece + 1]]
-            return gather_heads(self.ulysses, lengths[piece], own_BhRE, queries)
-
-        first: list[PendingResult] = []
-        results: list[tuple[torch.Tensor, Shares]] = []
+    def attend_parts(self, call: SharedCall) -> list[PendingResult]:
+        """Computes attention part by part. Returns by part what goes back to the tokens of this rank."""
+        call.forward.run_deferred()
+        results = []
         for index, part in enumerate(call.parts):
-            for each in pieces[:-1]:
-                for arrival in each.arriving[index]:
-                    arrival.wait()
             arrived: list[torch.Tensor] = []
             for arrival in call.arriving[index]:
                 arrived += arrival()
@@ -134,9 +108,9 @@ class ParallelAttention:
                 named = zip(("query", "key", "value"), arrived, strict=True)
                 arrived = [call.decode((name, index), each) for name, each in named]
             out_BhRD = self.attend(call, index, part, *arrived)
-            results.append((call.encode(("result", index), out_BhRD), part.queries))
-            first.append(give_back(0, *results[-1]))
-        return [first, *([give_back(piece, *each) for each in results] for piece in range(1, len(pieces)))]
+            out_BhRE = call.encode(("result", index), out_BhRD)
+            results.append(gather_heads(self.ulysses, call.lengths, out_BhRE, part.queries))
+        return results
 
     def shared_call(
         self,
@@ -151,7 +125,7 @@ class ParallelAttention:
     ) -> SharedCall:
         forward, call_of_shape = self.layout.forward, self.of_shape(streams, seen, query, key)
         call = call_of_shape(forward=forward, owner=owner, mask=None, scale=scale, kept=kept)
-        if attn_mask is None or (forward.pieces and not forward.pieces.is_last):  # the last piece computes
+        if attn_mask is None:
             return call
         return call._replace(mask=mask_of_group(attn_mask, self.layout, streams, seen, call.ranks))
 
@@ -168,15 +142,12 @@ class ParallelAttention:
         by_rank = layout.lengths_by_rank(seen, forward.cache is not None)
         most = 1 if degree == 1 else self.part_count(query, streams)
         own, of_keys = (tuple(layout.lengths_by_rank(each)[ranks.start : ranks.stop]) for each in (streams, seen))
-        tokens = [layout.total(each) for each in (streams, seen)] if forward.pieces else [sum(own), sum(of_keys)]
         forward.counts[at] = partial(
             SharedCall,
             ranks=ranks,
             lengths=own,
             seen_lengths=of_keys,
-            tokens=tokens[0],
-            seen_tokens=tokens[1],
-            is_joint=streams == seen if forward.pieces else own == of_keys,
+            is_joint=own == of_keys,
             ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
             places=[] if forward.cache is None else layout.cache_places(seen, ranks),
             heads=heads,
@@ -231,17 +202,15 @@ class ParallelAttention:
         q_BHLE: torch.Tensor,
         k_BHLE: torch.Tensor,
         v_BHLE: torch.Tensor,
-        before: Sequence[Arrival | None],
     ) -> tuple[Arrival, ...]:
-        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately. before: what
-        the piece before receives, if there is one."""
+        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately."""
         axis, keys = self.ulysses, (part.keys, part.keys)
         if call.is_joint:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
-            return (scatter_heads(axis, call.lengths, *given, call.tokens, before[0]),)
+            return (scatter_heads(axis, call.lengths, *given),)
         return (
-            scatter_heads(axis, call.lengths, (q_BHLE,), (part.queries,), call.tokens, before[0]),
-            scatter_heads(axis, call.seen_lengths, (k_BHLE, v_BHLE), keys, call.seen_tokens, before[-1]),
+            scatter_heads(axis, call.lengths, (q_BHLE,), (part.queries,)),
+            scatter_heads(axis, call.seen_lengths, (k_BHLE, v_BHLE), keys),
         )
 
 
@@ -269,7 +238,7 @@ class AttentionSeam:
         self.may_replace_name = False
         self.attends_by_name = False  # whether the module calls attention by that name alone
         self.calls_by_name = 0  # calls by that name
-        self.undo: list[list[Callable[[], object]]] = []  # by running call of the module: two pieces call it in turn
+        self.undo: list[Callable[[], object]] = []  # of the running call of the module
 
     def enter(self, *_: object) -> None:
         self.calls = 0
@@ -293,7 +262,6 @@ class AttentionSeam:
 
     def begin(self) -> None:
         self.calls_by_name = 0
-        self.undo.append([])
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
         self.may_replace_name = self.slot.code is Code.NONE or is_untraced
         if self.may_replace_name:
@@ -301,17 +269,17 @@ class AttentionSeam:
         if not (self.may_replace_name and self.attends_by_name):
             mode = ReplaceFunction(plain_attention, self.attend_in_mode)
             mode.__enter__()
-            self.undo[-1].append(lambda: mode.__exit__(None, None, None))
+            self.undo.append(lambda: mode.__exit__(None, None, None))
 
     def end(self) -> None:
         self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
-        for undo in reversed(self.undo.pop()):
-            undo()
+        while self.undo:
+            self.undo.pop()()
 
     def replace_name(self, attend: Callable[..., torch.Tensor]) -> None:
         before = getattr(F, NAME)
         setattr(F, NAME, attend)
-        self.undo[-1].append(lambda: setattr(F, NAME, before))
+        self.undo.append(lambda: setattr(F, NAME, before))
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1
@@ -328,13 +296,12 @@ class AttentionSeam:
         """Attends while the name is torch's own, because kernels call it."""
         if not self.may_replace_name:
             return attend(self, *args, **kwargs)
-        before, calls, named = getattr(F, NAME), self.calls, self.calls_by_name
+        before = getattr(F, NAME)
         setattr(F, NAME, plain_attention)
         try:
             return attend(self, *args, **kwargs)
-        finally:  # another piece may have called it meanwhile
+        finally:
             setattr(F, NAME, before)
-            self.calls, self.calls_by_name = calls + 1, named
 
     def count_call(self) -> int:
         """Counts a call. Returns the place of the function that computes it."""
@@ -358,11 +325,10 @@ def install_attention(
     hooks: Hooks,
     slot: ForwardSlot,
     is_local: bool = False,
-) -> AttentionSeam:
+) -> None:
     """Redirects a module's attention calls to `attends`, see AttentionSeam. is_local: whether this rank has all
     tokens."""
     module, seam = block.get_submodule(path), AttentionSeam(path, attends, slot, is_local)
     hooks.before(module, seam.enter)
     hooks.after(module, seam.leave, always_call=True)
     hooks.replace(module, ATTENTION, seam)
-    return seam

@@ -12,7 +12,6 @@ import torch
 
 from .deferred import Deferred
 from .exchange.differences import Differences
-from .exchange.pieces import Pieces
 
 
 class StaleCache:
@@ -59,8 +58,6 @@ class Forward:
     differences: Differences | None = None
     # By place in the model, tokens in full length of the patches that have run in this step; None if nobody reads them.
     finished: dict[object, torch.Tensor] | None = None
-    # The pieces that the model runs in, of which this forward is one; None if it is the whole forward.
-    pieces: Pieces | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By method and arguments, what `TokenLayout` has counted of the segments' tokens.

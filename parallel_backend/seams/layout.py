@@ -107,10 +107,7 @@ class TokenLayout:
         known[TokenLayout.learn, streams] = length
 
     def segments_of(self, stream: str, length: int) -> list[int]:
-        """Returns the lengths of a stream's segments: equal ones for the pieces of a forward. Of patches, the image's
-        are equal, and the rest goes to the first one."""
-        if self.forward.pieces:
-            return shard_sizes(length, self.forward.pieces.count)
+        """Returns the lengths of a stream's segments: the image's are equal, and the rest goes to the first one."""
         return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
     @once_a_forward
@@ -272,19 +269,16 @@ class TokenLayout:
 
     @once_a_forward
     def token_order(self, streams: Names, ranks: range, running: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order;
-        for the pieces of a forward, piece by piece. It is computed on the device, once per forward, because a copy from
-        the host would make the host wait."""
+        """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order.
+        It is computed on the device, once per forward, because a copy from the host would make the host wait."""
         starts = {}
         for stream in streams:
             starts[stream] = sum(sum(self.forward.segments[before]) for before in starts)
-        pieces, found = self.forward.pieces, []
-        groups = [[piece] for piece in range(pieces.count)] if pieces else [running]
-        for group, rank, stream in product(groups, ranks, streams):
-            for index in group:
-                sizes = self.sizes(stream, index)
-                start = starts[stream] + sum(self.forward.segments[stream][:index]) + sum(sizes[:rank])
-                found.append(torch.arange(start, start + sizes[rank], device=device))
+        found = []
+        for rank, stream, index in product(ranks, streams, running):
+            sizes = self.sizes(stream, index)
+            start = starts[stream] + sum(self.forward.segments[stream][:index]) + sum(sizes[:rank])
+            found.append(torch.arange(start, start + sizes[rank], device=device))
         return torch.cat(found)
 
     @once_a_forward

@@ -41,7 +41,7 @@ class MlpOverlap:
             hooks.after(self.block, self.leave, always_call=True)
 
     def enter(self, *_: object) -> None:
-        if RUNNING.compiles or torch.compiler.is_compiling() or self.replaced:  # by the piece that came first
+        if RUNNING.compiles or torch.compiler.is_compiling():
             return
         for path, layer in self.layers.items():
             run = partial(self.defer_others, layer, first) if (first := self.first[path]) else self.defer_layer

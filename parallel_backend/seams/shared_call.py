@@ -24,13 +24,12 @@ class SharedCall(NamedTuple):
 
     ranks: of the Ulysses group, on the sequence axis.
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
-    tokens, seen_tokens: how many of each arrive in all, for all pieces of a forward.
     is_joint: whether queries, keys and values travel in one message.
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.
     heads: of the queries. group: the number of query heads that share a key head.
     parts: in which heads are exchanged.
-    forward: the forward, or its piece, that attends.
+    forward: the forward that attends.
     kept: keys and values that every rank has.
     arriving: once they are sent, by part: queries, keys and values. Keys and values are apart if they are of other
     tokens.
@@ -39,8 +38,6 @@ class SharedCall(NamedTuple):
     ranks: range
     lengths: tuple[int, ...]
     seen_lengths: tuple[int, ...]
-    tokens: int
-    seen_tokens: int
     is_joint: bool
     ring_lengths: list[int]
     places: list[tuple[int, int]]

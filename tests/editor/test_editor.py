@@ -56,7 +56,7 @@ def wait_for_step(panel: Locator, step: int) -> None:
 
 
 def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(editor: Editor, page: Page) -> None:
-    """Of Parallelize Model three inputs; of Parallel Sampler `compare`, a linked VAE, and the step caches."""
+    """Of Parallelize Model four inputs; of Parallel Sampler `compare`, a linked VAE, and the step caches."""
     workflow = json.loads((FOLDER / "pipefusion.json").read_text())
     links = [link for link, *_ in workflow["links"]]
     plan, sampler, loader = (
@@ -74,7 +74,7 @@ def test_a_workflow_with_inputs_that_are_gone_opens_with_its_other_values(editor
         {name: value for name, value in prompt[kind].items() if not isinstance(value, list)}
         for kind in (PARALLELIZE, SAMPLER)
     )
-    assert [*values.values()] == [*VALUES, 2, 3] and (values["compile"], values["pieces"]) == ("on", 2)
+    assert [*values.values()] == [*VALUES, 3] and (values["compile"], values["group"]) == ("on", 3)
     assert sampled == {"seed": 7, "steps": 12, "cfg": 2.5, "scheduler": "Euler", "denoise": 0.75}
     assert prompt[SAMPLER].keys() - sampled == {"model", "positive", "negative", "latent_image"}
     sockets = {name for kind in (PARALLELIZE, SAMPLER) for name in page.evaluate(SOCKETS, kind)}
@@ -93,7 +93,7 @@ def test_an_old_plan_node_is_replaced_by_one_with_its_values(editor: Editor, pag
     page.get_by_role("button", name="Replace Node").click()
     wait_for(page, f"() => {PLAN_NODE}")
     values = page.evaluate(f"() => {PLAN_NODE}.widgets.map(({{ value }}) => value)")
-    assert values[: len(VALUES) + 2] == [*VALUES, 2, 1]
+    assert values[: len(VALUES) + 1] == [*VALUES, 1]
 
 
 def test_the_demo_draws_while_the_panel_shows_ranks_and_steps_and_then_that_it_is_done(

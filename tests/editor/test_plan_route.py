@@ -159,15 +159,6 @@ def test_an_error_is_told_in_the_words_that_the_run_ends_with(
     assert caught.value.exception_type == "paralleldit.PlanError", "the class's name, without a path"
 
 
-def test_pieces_that_forwards_do_not_run_in_are_told_of(host: ComfyHost) -> None:
-    plan = {"ulysses": 2, "pieces": 2}
-    answer = ask(host, about(plan, KSAMPLER, model=UNET))
-    assert [each["text"] for each in answer["note"]] == ["Forwards of UNetModel run whole, not in 2 pieces."]
-    assert "runs_whole" not in keys(ask(host, about(plan, KSAMPLER)), "note")
-    for other in {"compile": "on"}, {"weights": "shared"}:
-        assert keys(ask(host, about({**plan, **other}, KSAMPLER)), "note") == ["runs_whole"], other
-
-
 def test_without_a_file_what_can_be_said_is_said(host: ComfyHost) -> None:
     answer = ask(host, {"values": {"mode": "manual", "cfg": 2}})
     assert (answer["world"], answer["ranks"][0]["heads"], keys(answer)) == (2, None, ["unchecked"])

@@ -22,9 +22,7 @@ from tests.support.tiers import running
 Degrees = dict[str, Any]  # a plan in JSON
 
 TOLERANCE = 1e-5
-PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}, {"ulysses": 2, "pieces": 2}, {"ring": 2, "ulysses": 2}]
-# Pieces of equal and unlike sizes, and of models with fewer tokens than pieces and ranks.
-PIECES = [{"ulysses": 4, "pieces": 4}, {"dp": 2, "ulysses": 2, "pieces": 3, "speeds": [1, 0.4, 0.3, 1]}]
+PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}, {"ring": 2, "ulysses": 2}]
 # Of these, a sampling: stages with all tokens at once, and PipeFusion.
 STAGES = [
     {"pipefusion": 2, "patches": 1},
@@ -46,7 +44,7 @@ SPEEDS = [
 UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")
 # The ways to split a row between two ranks. The gate has each class once under each way, by its plans in turn: a way's
 # plans meet the same seams of a class. What a class's other rows are given in other shapes is tokens, which they share.
-TOKENS: list[Degrees] = PLANS[1:4]
+TOKENS: list[Degrees] = PLANS[1:3]
 WAYS: list[list[Degrees]] = [PLANS[:1], TOKENS, STAGES[:2]]
 FIRST_ROWS = {model.model_class: row for row, model in reversed(ROWS.items())}.values()
 
@@ -73,7 +71,7 @@ def is_slow(row: str, plan: Degrees) -> bool:
 CASES = [
     pytest.param(row, plan, marks=[pytest.mark.slow] if is_slow(row, plan) else [])
     for row in ROWS
-    for plan in [*PLANS, *PIECES, *STAGES, *SPEEDS]
+    for plan in [*PLANS, *STAGES, *SPEEDS]
     if allows(row, plan)
 ]
 # Three calls of three sizes at a time; and rows of a batch beside rows of a picture.

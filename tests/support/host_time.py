@@ -35,7 +35,6 @@ PLANS: dict[str, dict[str, int]] = {
     "one rank": {},
     "ulysses=2": {"ulysses": 2},
     "ring=2": {"ring": 2},
-    "ulysses=2, 2 pieces": {"ulysses": 2, "pieces": 2},
 }
 FLUX_BLOCKS = (19, 38)
 HEADS, WIDTH, TEXT = 8, 128, 16

@@ -89,8 +89,6 @@ test('a plan is described with the field names of its Python class', () => {
   assert.equal(describePlans([], t), 'auto')
   assert.equal(describePlan({ ...one, ulysses: 2, exchange_dtype: 'int4' }, t), 'ulysses=2 × panel.planExchange int4')
   assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
-  assert.equal(describePlan({ ...one, ulysses: 2, pieces: 2 }, t), 'ulysses=2 × panel.planPieces 2')
-  assert.equal(describePlan({ ...one, ulysses: 2, pieces: 1 }, t), 'ulysses=2')
   assert.equal(describePlan({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })
 

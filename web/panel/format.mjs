@@ -9,7 +9,6 @@ const NO_AXES = [
   'attention',
   'compile',
   'exchange_dtype',
-  'pieces',
   'balance',
   'weights',
   'weight_blocks',
@@ -92,7 +91,6 @@ export function describePlan(plan, t) {
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`))
   if (plan.exchange_dtype && plan.exchange_dtype !== 'model')
     parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
-  if (plan.pieces > 1) parts.push(t('panel.planPieces', { pieces: plan.pieces }))
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }))
   return parts.join(' × ') || t('panel.planOneRank')
 }

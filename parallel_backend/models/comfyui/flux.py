@@ -16,7 +16,6 @@ DOUBLE = BlockList(
         "modulation_dims_img": Places("img"),
         "modulation_dims_txt": Places("txt"),
     },
-    common=("img_mod", "txt_mod"),
     whole=("vec", "attn_mask"),
 )
 SINGLE = BlockList(
@@ -26,7 +25,6 @@ SINGLE = BlockList(
     attention={"": "txt+img"},
     parallel_mlp={"linear1": "qkv+"},
     sides={"pe": (2, "txt+img"), "modulation_dims": Places("txt+img")},
-    common=("modulation",),
     whole=("vec", "attn_mask"),
 )
 

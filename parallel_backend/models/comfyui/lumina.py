@@ -7,8 +7,7 @@ from ..spec import BlockList, Places, register, register_class, single_stream
 
 def blocks(path: str, stream: str) -> BlockList:
     sides = {"freqs_cis": (1, stream), "timestep_zero_index": Places(stream)}
-    common, whole = ("adaLN_modulation",), ("x_mask", "adaln_input")
-    return single_stream(path, "x", "attention", stream=stream, sides=sides, common=common, whole=whole)
+    return single_stream(path, "x", "attention", stream=stream, sides=sides, whole=("x_mask", "adaln_input"))
 
 
 MODEL = register_class(

@@ -7,7 +7,6 @@ SD3 = BlockList(
     tokens={"0": "txt", "1": "img"},
     returns=("txt", "img"),
     attention={"": ("txt+img", "img")},  # where 3.5 medium attends a second time
-    common=("context_block.adaLN_modulation", "x_block.adaLN_modulation"),
     whole=("c", "use_checkpoint"),
 )
 register_class(
@@ -22,8 +21,7 @@ AURA_DOUBLE = BlockList(
     tokens={"c": "txt", "x": "img"},
     returns=("txt", "img"),
     attention={"attn": "txt+img"},
-    common=("modC", "modX"),
     whole=("global_cond",),
 )
-AURA_SINGLE = single_stream("single_layers", "cx", "attn", stream="txt+img", common=("modCX",), whole=("global_cond",))
+AURA_SINGLE = single_stream("single_layers", "cx", "attn", stream="txt+img", whole=("global_cond",))
 register_class("comfy.ldm.aura.mmdit.MMDiT", AURA_DOUBLE, AURA_SINGLE, image="img")

@@ -13,7 +13,6 @@ BLOCKS = BlockList(
         "timestep_zero_index": Places("img"),
     },
     local_masks={"attn": ""},
-    common=("img_mod", "txt_mod"),
     whole=("temb",),
 )
 

@@ -9,7 +9,6 @@ BLOCKS = single_stream(
     "x",
     "self_attn",
     sides={"freqs": (1, "x"), "e": ByFrame(4, "x")},
-    common=("cross_attn.k", "cross_attn.v", "cross_attn.k_img", "cross_attn.v_img"),
     whole=("context", "context_img_len"),
 )
 MODEL = register_class(

@@ -55,18 +55,16 @@ class AllToAll(NamedTuple):
 class Arrival(NamedTuple):
     """Tensors that arrive together: the group's tokens with this rank's heads.
 
-    received: the tokens of all pieces (`pieces.py`), one piece after the other; flat. end: of this piece's in it.
-    shape: of it. own: this rank's heads, by tensor. wait: until this piece's tokens are there.
+    received: flat. shape: of it. own: this rank's heads, by tensor. wait: until the tokens are there.
     """
 
     received: torch.Tensor
-    end: int
     shape: tuple[int, int, int, int]
     own: list[int]
     wait: Callable[[], object]
 
     def __call__(self) -> Sequence[torch.Tensor]:
-        """Returns the tensors of all pieces, BhRE, as soon as this piece's tokens are there."""
+        """Returns the tensors, BhRE, as soon as they are there."""
         self.wait()
         return self.received.view(self.shape).permute(1, 2, 0, 3).split_with_sizes(self.own, 1)
 
@@ -95,15 +93,12 @@ def scatter_heads(
     lengths: tuple[int, ...],
     tensors_BHLE: Sequence[torch.Tensor],
     shares: tuple[Shares, ...],
-    tokens: int = 0,
-    before: Arrival | None = None,
 ) -> Arrival:
     """Starts an all-to-all over the Ulysses axis, from local tokens with all heads to the group's tokens with this
     rank's heads, BhRE.
 
-    lengths: tokens by rank of the group. shares: of each tensor. tokens: of all pieces, if there are several. before:
-    what the piece before receives, if there is one. The token dim comes first in memory, so received tokens are already
-    in rank order, and nothing is unpacked.
+    lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so received
+    tokens are already in rank order, and nothing is unpacked.
     """
     batch, _, _, width = tensors_BHLE[0].shape
     message = plan_exchange(axis.index, batch, width, lengths, shares)
@@ -112,12 +107,10 @@ def scatter_heads(
         parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
         for place, (part, tensor) in enumerate(zip(parts, tensors_BHLE, strict=True)):
             part.copy_(view_heads(tensor, run, place))
-    shape = (tokens or sum(lengths), batch, sum(message.own), width)
-    received = before.received if before else send.new_empty(math.prod(shape))
-    start = before.end if before else 0
-    end = start + sum(message.of)
-    wait = exchange(axis, send, received[start:end], message.to, message.of)
-    return Arrival(received, end, shape, message.own, wait)
+    shape = (sum(lengths), batch, sum(message.own), width)
+    received = send.new_empty(sum(message.of))
+    wait = exchange(axis, send, received, message.to, message.of)
+    return Arrival(received, shape, message.own, wait)
 
 
 def gather_heads(axis: Axis, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares) -> PendingResult:

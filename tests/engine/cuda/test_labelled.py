@@ -42,11 +42,10 @@ HALVES = [  # with masks, whose strides half precision is strict about, and with
     for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev")
 ]
 ON_T4 = [HALVES[0], HALVES[-1]]  # with masks, and without
-# What a step has more: guidance by two calls, a ControlNet's residuals, and pieces that take turns.
+# What a step has more: guidance by two calls, and a ControlNet's residuals.
 STEPS = [
     ("comfyui", "flux-dev × 2", {"cfg": 2}),
     ("comfyui", "flux-controlnet", {"ulysses": 2}),
-    ("comfyui", "flux-dev", {"ulysses": 2, "pieces": 2}),
 ]
 # By size, the conditions of a call (one is the schedule), the bytes of its latents and of its prediction, and whether
 # the model returns rows that are not one after the other, which one kernel gathers.

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 CASE, LATENT = "longcat-image", (1, 16, 8, 12)
 PLANS = (
-    {"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"pipefusion": 2, "patches": 1}, {"ulysses": 2, "pieces": 2},
+    {"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"pipefusion": 2, "patches": 1},
     {"ulysses": 2, "weights": "shared"}, {"ring": 2, "weights": "host"},
 )  # fmt: skip
 PATCHES = {"pipefusion": 2, "patches": 2}

@@ -29,7 +29,6 @@ STAGES = {"pipefusion": 2, "patches": 2, "sync_steps": 1}
 CASES: list[tuple[str, dict[str, Any], int]] = [
     ("forwards", {"ulysses": 2}, 2),
     ("forwards", {"ulysses": 2, **SHARED}, 2),
-    ("pieces", {"ulysses": 2, "pieces": 2}, 2),
     ("forwards", {"ring": 2, **HOST}, 2),
     ("forwards", {"dp": 2, **SHARED}, 2),
     ("forwards", {"ulysses": 2, "exchange_dtype": "int4"}, 2),
@@ -54,7 +53,6 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
 ]
 OTHERS: list[tuple[str, dict[str, Any], int]] = [
     ("forwards", {"ulysses": 2, **HOST}, 2),
-    ("pieces", {"ulysses": 4, "pieces": 4}, 4),
     ("forwards", {"ring": 2, **SHARED}, 2),
     ("forwards", {"cfg": 2, **HOST}, 2),
     ("loop", {"pipefusion": 2, "patches": 1, **HOST}, 2),

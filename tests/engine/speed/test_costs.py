@@ -10,7 +10,7 @@ import diffusers
 import pytest
 import torch
 
-from parallel_backend.costs.choose import PIECE_COUNTS, Room, Tried, choose_prediction, list_plans, order_plans
+from parallel_backend.costs.choose import Room, Tried, choose_prediction, list_plans, order_plans
 from parallel_backend.costs.forward import Cost, ForwardCost, Work, count_forward
 from parallel_backend.costs.machine import Link, Machine, Speed, assume_machine
 from parallel_backend.costs.roofline import Prediction, predict
@@ -178,15 +178,6 @@ def test_a_stock_samplers_step_fills_and_drains_the_pipeline_and_a_loop_does_not
     told = predict(Work(forward=forward, loops=loops), plan, where, SIZES)
     assert told.seconds == pytest.approx(800 / 4 / patches * turns)
     assert told.words.endswith("in a loop") == loops
-
-
-@pytest.mark.parametrize(("link", "pays"), [("PCIe 4.0 x16", True), ("NVLink", False)])
-def test_auto_takes_pieces_only_where_they_pay(link: str, pays: bool):
-    plans = list_plans(4, 1, heads=24, pieces=PIECE_COUNTS)
-    assert (
-        order_plans(plans, Work(forward=shaped_like_flux(4608)), machine(link, 4), SIZES, unknown_room)[0].plan.pieces
-        > 1
-    ) == pays
 
 
 def room_of(device: float) -> Room:

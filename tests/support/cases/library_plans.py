@@ -35,8 +35,6 @@ def allows(row: str, plan: Plan) -> bool:
         return False
     if plan.get("patches", 1) > 1 and (not spec.image or row in WITH_MORE_TOKENS):
         return False
-    if "pieces" in plan and not spec.runs_in_pieces:
-        return False
     return not (couples and plan.keys() & BATCH_AXES or unshared and plan.keys() & TOKEN_AXES)
 
 

@@ -28,7 +28,6 @@ from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import denoise
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.seams.forward import Forward
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.oracle import sample
@@ -171,13 +170,7 @@ class Bench:
             if sampling:
                 loop = sampling.step_by_step if sampling.parts else sampling.parallel
                 return [loop(module), sampling.step_by_step(module)]
-            if plan.pieces > 1:
-                with module.showing_whole(False, True):  # one forward, in which modules show that they attend
-                    module.run_calls(steps_of(self.case, count)[0])
-            with module.showing_whole(False, plan.pieces > 1):
-                has_rows = module.mesh["batch"].own_size(calls_of(self.case, 1)[0].size)
-                if plan.pieces > 1 and has_rows and not module.can_run_in_pieces(Forward([0])):
-                    raise SystemExit(f"{type(self.model).__name__} runs whole after its first forward.")
+            with module.showing_whole(False):
                 outputs = [module.run_calls(calls) for calls in steps_of(self.case, count)]
         finally:
             module.remove()

@@ -31,7 +31,6 @@ from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
 from parallel_backend.sampling.denoiser import LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
-from parallel_backend.seams.forward import Forward  # noqa: E402
 from parallel_backend.seams.kernels.backends import Backend  # noqa: E402
 from parallel_backend.vae.pipeline import PipelineVAE  # noqa: E402
 from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
@@ -101,15 +100,6 @@ def forwards(rig: Rig) -> None:
     """A step with two rows, and one with a single row."""
     rig.forward(2)
     rig.forward(1)
-
-
-def pieces(rig: Rig) -> None:
-    """A forward that runs whole, in which modules show how they attend, and two in pieces."""
-    with rig.model.showing_whole(False, True):
-        rig.forward(2)
-        assert rig.model.can_run_in_pieces(Forward([0]))
-        rig.forward(2)
-        rig.forward(1)
 
 
 def steps(rig: Rig) -> None:
@@ -228,7 +218,7 @@ def interruption(rig: Rig) -> None:
 RUNS: dict[str, Callable[[Rig], None]] = {
     each.__name__: each
     for each in (
-        forwards, pieces, steps, loop, multistep, parking, adapter, changes, cancel,
+        forwards, steps, loop, multistep, parking, adapter, changes, cancel,
         failure, release, interruption,
     )
 }  # fmt: skip
