@@ -9,7 +9,7 @@ load neither torch.distributed nor diffusers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -67,13 +67,6 @@ def without_function_modes() -> contextlib.AbstractContextManager[None]:
 def packet_of(operation: Any) -> Any:
     """Returns the packet of an operation's overloads, which torch's flop counter uses as key. Since torch 1.12."""
     return operation._overloadpacket
-
-
-def writes_to_arguments(operation: Any) -> bool:
-    """Returns whether an operator, such as one of a package, says that it writes to what it is given. Since torch
-    1.12."""
-    schema = getattr(getattr(operation, "default", operation), "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def error_of(group: Any, device: torch.device) -> str:
@@ -182,21 +175,6 @@ def why_no_compiler(is_cpu: bool) -> str | None:
     except InvalidCxxCompiler:
         return "there is no C++ compiler (g++)"
     return None if is_cpu or has_triton() else "there is no Triton for this device"
-
-
-def graph_pass(function: Callable[[torch.fx.Graph], None]) -> Any:
-    """Returns a pass for inductor, which knows by its name and file whether a graph in its cache is one of this pass.
-    Since torch 2.6."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-    class Pass(CustomGraphPass):
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            function(graph)
-
-        def uuid(self) -> Any:
-            return get_hash_for_files((function.__code__.co_filename,), function.__qualname__)
-
-    return Pass()
 
 
 def options_of_mode(mode: str) -> dict[str, Any]:

@@ -140,8 +140,7 @@ class ParallelModel:
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
-        settings = self.compile_settings(self.compiled.asked, steps)
-        return self.compiled.running(settings, self.mesh.plan.token_ways > 1)
+        return self.compiled.running(self.compile_settings(self.compiled.asked, steps))
 
     def compile_settings(self, asked: Mapping[str, Any] | None, steps: int) -> Mapping[str, Any]:
         """Returns the settings with which `compiling` compiles the blocks; none if it does not. asked: see

@@ -1,31 +1,23 @@
-"""Attention of a compiled block, as one operator of its graph, and the products that it computes meanwhile.
+"""Attention of a compiled block, as one operator of its graph.
 
 A graph cannot contain running collectives, the state of a run, or lengths that differ between ranks. The operator hides
 them. So a block is one graph, similar blocks share it, and only tensors pass through it. torch's operators are global
 to the process. So the running block's attention (`RUNNING`) is global, too, but only while the block runs.
 
-Shapes: B batch, H heads, L local tokens, S keys, D head dim.
+Shapes: B batch, H heads, L local tokens, D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .deferred import Deferred
-
 Attend = Callable[..., torch.Tensor]  # like F.scaled_dot_product_attention
 
 NAME = "paralleldit::attention"
-SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
-    "bool enable_gqa, str path, int call, Tensor[] inputs, Tensor[] weights, Tensor?[] biases) -> (Tensor, Tensor[])"
-)
-LISTS = 3  # arguments for products
 plain_attention = F.scaled_dot_product_attention
 
 
@@ -47,7 +39,7 @@ class Running:
 RUNNING = Running()
 
 
-@torch.library.custom_op(NAME, mutates_args=(), schema=SCHEMA)
+@torch.library.custom_op(NAME, mutates_args=())
 def attention_op(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -59,39 +51,22 @@ def attention_op(
     enable_gqa: bool,
     path: str,
     call: int,
-    inputs: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Computes the attention of the module at a path of the running block: BLHD, contiguous in this order. Computes
-    linear layers with these inputs, weights and biases while ranks exchange tokens, and returns their outputs."""
+) -> torch.Tensor:
+    """Computes the attention of the module at a path of the running block: BLHD, contiguous in this order."""
     seam, running = RUNNING.by_path[path], RUNNING.module
-    layers = zip(inputs, weights, biases, strict=True)
-    products = [Deferred(partial(F.linear, *layer)) for layer in layers]
-    forward = seam.slot.forward
-    forward.deferred += products
     RUNNING.module = None  # its own kernel is torch's
     try:
         attend = seam.attends[call]
         out_BHLD = attend(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        forward.run_deferred()  # what attention has not run
     finally:
         RUNNING.module = running
-        forward.deferred.clear()
-    return out_BHLD.transpose(1, 2).clone(memory_format=torch.contiguous_format), [each.get() for each in products]
-
-
-OPERATOR = torch.ops.paralleldit.attention
+    return out_BHLD.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 @attention_op.register_fake
-def _(
-    query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *others: Any
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
     batch, heads, tokens = query.shape[:3]
-    inputs, weights, _ = others[-LISTS:]
-    products = [each.new_empty(*each.shape[:-1], len(weight)) for each, weight in zip(inputs, weights, strict=True)]
-    return query.new_empty(batch, tokens, heads, value.shape[-1]), products
+    return query.new_empty(batch, tokens, heads, value.shape[-1])
 
 
 def traceable_attention(
@@ -110,5 +85,4 @@ def traceable_attention(
     if module is None:
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, module.path, module.count_call())
-    out_BLHD, _ = attention_op(*given, [], [], [])  # `compiled_overlap` fills the lists
-    return out_BLHD.transpose(1, 2)
+    return attention_op(*given).transpose(1, 2)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..compat import graph_pass, options_of_mode, why_no_compiler
+from ..compat import options_of_mode, why_no_compiler
 from ..device import CPU
 from ..errors import RequestError
 from ..hooks import Hooks
@@ -22,11 +22,8 @@ from ..models.spec import ALWAYS_WHOLE
 from ..plan import AUTO, ParallelPlan
 from .attention import ATTENTION, AttentionSeam
 from .attention_op import RUNNING, traceable_attention
-from .compiled_overlap import move_products
 
-INDUCTOR = "inductor"
-BY_PLAN = {"backend": INDUCTOR}
-PASS = "pre_grad_custom_pass"  # inductor's option for a pass over a graph
+BY_PLAN = {"backend": "inductor"}
 ALWAYS_CALLED = "_forward_hooks_always_called"
 ON_PRESENCE = ("DICT_CONTAINS", "DICT_NOT_CONTAINS")  # torch's names of guards on whether a dict has an entry
 PLAIN = (bool, int, float, str, type(None))
@@ -40,7 +37,7 @@ class CompiledBlocks:
         self.blocks = list(blocks)
         self.device = device
         self.asked: Mapping[str, Any] | None = None
-        self.compiled_for: tuple[Mapping[str, Any], bool] = {}, False  # settings, and whether ranks exchange tokens
+        self.compiled_for: Mapping[str, Any] = {}  # settings
         self.forwards: list[Callable[..., Any]] = []
 
     def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
@@ -55,15 +52,14 @@ class CompiledBlocks:
         return BY_PLAN
 
     @contextmanager
-    def running(self, settings: Mapping[str, Any], exchanges: bool = False) -> Iterator[None]:
-        """While entered, the blocks run compiled with these arguments; without any, they run as they are. exchanges:
-        whether ranks exchange tokens, while products can be computed."""
+    def running(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """While entered, the blocks run compiled with these arguments; without any, they run as they are."""
         if not settings:
             yield
             return
-        if (settings, exchanges) != self.compiled_for:  # torch removes the arguments that it uses, so each has a copy
-            self.forwards = [torch.compile(each.forward, **arguments_of(settings, exchanges)) for each in self.blocks]
-            self.compiled_for = settings, exchanges
+        if settings != self.compiled_for:  # torch removes the arguments that it uses, so each has a copy
+            self.forwards = [torch.compile(each.forward, **arguments_of(settings)) for each in self.blocks]
+            self.compiled_for = settings
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
         hooks = Hooks()
         for block, forward in zip(self.blocks, self.forwards, strict=True):
@@ -76,13 +72,10 @@ class CompiledBlocks:
             hooks.remove()
 
 
-def arguments_of(settings: Mapping[str, Any], exchanges: bool) -> dict[str, Any]:
-    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`. Inductor's
-    graphs compute products while ranks exchange tokens."""
+def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`."""
     mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
     options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
-    if given.get("backend") == INDUCTOR and exchanges:
-        options = {PASS: graph_pass(move_products), **options}
     return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -106,19 +106,3 @@ def test_a_graph_is_of_the_plain_options_that_it_saw_and_of_no_object() -> None:
         with compiled.CompiledBlocks([block], torch.device("cpu")).running({"backend": "eager"}):
             assert torch.equal(block(*given), right), options
     assert counters["stats"]["unique_graphs"] <= len(asked)
-
-
-def test_blocks_are_compiled_again_once_ranks_exchange_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of a plan before, such as dp=2, do not compute products while tokens travel."""
-    passes: list[bool] = []
-
-    def compiled_by(forward: Callable[..., Any], options: Mapping[str, Any], **_: Any) -> Callable[..., Any]:
-        passes.append(compiled.PASS in options)
-        return forward
-
-    monkeypatch.setattr(torch, "compile", compiled_by)
-    blocks = compiled.CompiledBlocks([torch.nn.Linear(2, 2)], torch.device("cpu"))
-    for exchanges in (False, False, True, True):
-        with blocks.running(compiled.BY_PLAN, exchanges):
-            pass
-    assert passes == [False, True]
