@@ -93,8 +93,10 @@ class FamilyModel(DiffusersModel):
         return self.run_rows((latents, timestep_B), given.kwargs, len(latents), axis, forward)
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
+        is_cpu = self.mesh.device.type == "cpu"  # torch.compile traces no tensor methods within a mode
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            with torch.device("cpu"):  # the default, in which models run
+            with nullcontext() if is_cpu else torch.device("cpu"):  # the default, in which models run
                 output = super(FamilyModel, self).run(args, kwargs, forward)
             if output is None:
                 raise StageExit
@@ -107,7 +109,7 @@ class FamilyModel(DiffusersModel):
         )
         model: Any = Caller(self.model, call)
         # On a card, references make their own tensors there.
-        with nullcontext() if self.mesh.device.type == "cpu" else self.mesh.device:
+        with nullcontext() if is_cpu else self.mesh.device:
             try:
                 return self.family.reference(model, latents, timestep_B, given)
             except StageExit:
