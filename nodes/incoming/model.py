@@ -26,8 +26,9 @@ from ..model.host_file import HostFile, describe_host_file, has_dynamic_vram
 from ..model.local_weights import WRITTEN
 from ..model.model_files import PICKLE_SUFFIXES
 from ..model.remote_patcher import RemoteModelPatcher
-from .differences import find_differences, find_written
-from .in_memory import drop_weights, keep_weights, take_all_pages
+from ..weights_file import find_written, take_all_pages
+from .differences import find_differences
+from .in_memory import drop_weights, keep_weights
 from .moved import Moved
 
 Patcher = comfy.model_patcher.ModelPatcher

@@ -28,13 +28,11 @@ from ...worker.comfyui.controls import (
     TIMESTEPS,
 )
 from ...worker.comfyui.patched_options import FACTS
-from ...worker.errors import ModelFileError
 from ...worker.inside.encoder import Encoded, Encoder
-from ...worker.inside.loaded import OF_CONTROLNET, check_files
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
 from .facts import Facts
-from .origins import origin_of_controlnet
+from .networks import OF_CONTROLNET
 
 CONTROLS = Facts("the prompt", tokens=True, rows=True)  # how ControlNets share
 
@@ -126,24 +124,9 @@ def record(control: Any) -> RecordedControlNet:
 
 
 def record_chain(control: Any) -> Any:
-    """Returns a ControlNet, and those before it, with networks that run in the ranks, up to the first that cannot."""
-    why = why_here(control)
-    if not why:
-        return record(control)
-    logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", why)
-    return control
-
-
-def why_here(control: Any) -> str:
-    """Returns why a ControlNet cannot run in the ranks; empty if it can."""
-    if type(control) not in CLASSES:
-        return f"a {type(control).__name__} may do more than call its network."
-    try:
-        found = origin_of_controlnet(control).found_by
-        check_files(found["args"], found["folders"], found["mark"])
-    except (UnsendableError, ModelFileError) as error:
-        return str(error)
-    return ""
+    """Returns a ControlNet, and those before it, with networks that run in the ranks, up to the first that may do more
+    than call its network."""
+    return record(control) if type(control) in CLASSES else control
 
 
 def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
@@ -195,11 +178,16 @@ def encode_control(control: Any, encoder: Encoder) -> Encoded:
         return control
     if control.is_computed:
         return dict(control.data)
+    try:
+        network = encoder.encode(control.control)
+    except UnsendableError as error:
+        logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", error)
+        return dict(control.data)
     timestep = control.model.model_sampling.timestep
     limits = control.noise_range and [float(timestep(torch.tensor(float(each)))) for each in control.noise_range]
     return {
         **({RANGE: limits} if limits else {}),
-        NETWORK: encoder.encode(control.control),
+        NETWORK: network,
         GIVEN: control.given,
         STRENGTH: control.strength,
         PREVIOUS: encode_control(control.previous, encoder),

@@ -24,7 +24,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import HOOKS, TORCHS, WEIGHTS, Change
-from .origins import ORIGINS
+from .networks import NEEDED, share_weights
 from .places import BlockPlaces
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
@@ -44,13 +44,19 @@ class Inside:
     """The graph of what nodes put into the model, for one sampling."""
 
     def __init__(
-        self, parts: Mapping[int, str], files: CodeFiles, methods: Mapping[str, Any], places: BlockPlaces
+        self,
+        parts: Mapping[int, str],
+        files: CodeFiles,
+        methods: Mapping[str, Any],
+        places: BlockPlaces,
+        is_one_machine: bool = True,
     ) -> None:
         """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's. places: of
-        its blocks."""
+        its blocks. is_one_machine: whether all ranks are on this machine."""
         self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
+        share = share_weights if is_one_machine else lambda _network: {}
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT, NEEDED, share)
         self.asked: list[
             tuple[str, Facts]
         ] = []  # where something runs inside of the model, in words, and how it shares
@@ -81,7 +87,7 @@ class Inside:
         is_data: whether it matters only if there is code in it. Raises UnsendableError."""
         known = find_facts(value, self.files)
         self.encoder.forget_code()
-        self.encoder.keeps_tensors = known is not None
+        self.encoder.stays = known is not None
         encoded = self.encoder.encode(value)
         if is_data and not self.encoder.has_code:
             return encoded

@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -117,17 +117,6 @@ class CodeFiles:
             found = getattr(found, part, None)
             if not isinstance(found, type) or found.__module__ != module.__name__:
                 raise ValueError(f"{module.__file__} defines no class {path!r:.100}")
-        return found
-
-    def find_function(self, named: dict[str, Any], path: str) -> Callable[..., Any]:
-        """Returns a function that a file defines; of a method, that of a new object. Raises ValueError for anything
-        else."""
-        owner, _, name = path.rpartition(".")
-        module = self.load(named)
-        found: Any = getattr(self.find_class(named, owner)() if owner else module, name, None)
-        code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
-        if code is None or os.path.realpath(code.co_filename) != os.path.realpath(str(module.__file__)):
-            raise ValueError(f"{module.__file__} defines no function {path!r:.100}")
         return found
 
 

@@ -53,12 +53,12 @@ State = dict[str, dict[str, Any]]
 
 class Entry(NamedTuple):
     """An object with a name. kind, made: what is needed to make it. slots: by key in JSON, its key and value.
-    keeps_tensors: whether tensors that a rank puts into it stay there, because nobody else reads them."""
+    stays: whether what a rank changes of it stays there, because nobody else reads that."""
 
     kind: str
     made: Encoded
     slots: dict[str, tuple[Encoded, Encoded]]
-    keeps_tensors: bool = False
+    stays: bool = False
 
 
 def key_of(encoded: Encoded) -> str:
@@ -118,12 +118,10 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
             return {}
     if kind in (tags.LIST, tags.SET):
         return {tags.ONLY_SLOT: list(target) if kind == tags.LIST else sorted(target, key=repr)}
-    if kind in (tags.TENSOR, tags.LOADED):
+    if kind == tags.TENSOR:
         return {}
     if kind == tags.DICT:
         return dict(target)
-    if kind == tags.PATCHER:
-        return {MODEL: target.model}
     names = slot_names(type(target)) if kind == tags.OBJECT else []
     found = {name: getattr(target, name) for name in names if hasattr(target, name)} | getattr(target, "__dict__", {})
     is_network = kind == tags.OBJECT and isinstance(target, torch.nn.Module)
