@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import importlib.util
-import json
 import os
 import sys
 import threading
@@ -115,7 +114,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     (root / "packs" / "pack").mkdir(parents=True)
     (root / "comfy").mkdir()
-    (root / "packs" / "pack" / "__init__.py").write_text("def own():\n    return 1\n\n\nLIMIT = own() + 2\n")
+    (root / "packs" / "pack" / "__init__.py").write_text(
+        "def own():\n    return 1\n\n\nLIMIT = 3\nTWICE = 1\nTWICE = 2\nCOMPUTED = own()\n"
+    )
     (root / "packs" / "pack" / "inside.py").write_text(CODE)
     (root / "packs" / "pack" / "other.py").write_text(
         "from . import LIMIT\n\n\ndef double(value):\n    return (LIMIT - 1) * value\n"
@@ -345,54 +346,9 @@ def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: s
         both.decoder.decode({"class": [named, name]})
 
 
-KEYED = {
-    "__init__.py": "KEY, LIMIT, LATER, SIZE, __version__ = 'secret of a service', 3, 5, 7, '1'\n",
-    "code.py": "from .other import double\n\n\ndef run(value):\n    return double(value)\n",
-    "other.py": "from . import LIMIT\n\n\ndef double(value):\n    return LIMIT * value\n",
-    "inner/__init__.py": "from .. import LATER\n",
-    "inner/late.py": "from .. import *\n\n\ndef late():\n    return SIZE + LATER\n",
-    "service.py": "from . import KEY\n",
-}
-
-
-@pytest.fixture
-def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a node pack that has values in its package."""
-    for name, text in KEYED.items():
-        file = tmp_path / "packs" / "keyed" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        os.utime(file, (time.time() - 1e6,) * 2)  # as if it had been there before this process began
-    monkeypatch.syspath_prepend(tmp_path / "packs")
-    importlib.import_module("keyed.service")
-    return tmp_path
-
-
-def test_a_rank_gets_the_values_that_its_code_imports_gathered_once_in_a_sampling(
-    keyed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered: list[str] = []
-    gather = CodeFiles.values_of_package
-    noted = lambda files, place: (gathered.append(place), gather(files, place))[1]  # noqa: E731
-    monkeypatch.setattr(CodeFiles, "values_of_package", noted)
-    files = CodeFiles(str(keyed), [str(keyed / "packs")])
-    run, late = importlib.import_module("keyed.code").run, importlib.import_module("keyed.inner.late").late
-    encoder = Encoder(files, {}, {})
-
-    def load_there(function: Any) -> ModuleType:
-        """The function's module in a rank, after three calls of the model."""
-        for _ in range(3):
-            encoder.begin()
-            encoder.encode(function)
-        sent = json.dumps(encoder.changes())
-        assert "secret" not in sent
-        ((change),) = json.loads(sent)
-        return files.load(change["new"][1]["code"][0])
-
-    there = load_there(run)
-    package = sys.modules[str(there.__package__)]
-    assert there.run(2) == 6 and there.run is not run
-    assert (package.LIMIT, hasattr(package, "LATER")) == (3, False)
-    assert load_there(late).late() == 12
-    assert (package.LATER, package.SIZE, hasattr(package, "KEY")) == (5, 7, False)
-    assert gathered == ["1/keyed/code.py", "1/keyed/inner/late.py"]
+def test_a_rank_has_the_constants_of_a_packs_package_and_nothing_else_of_it(both: Both, code: ModuleType) -> None:
+    package: Any = sys.modules[both.send(code.stepping).__globals__["__package__"]]
+    assert package.LIMIT == 3
+    for name in ("TWICE", "COMPUTED", "own"):
+        with pytest.raises(AttributeError, match="which they do not run"):
+            getattr(package, name)
