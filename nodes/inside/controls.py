@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -52,24 +53,21 @@ class RecordedNetwork:
         return given
 
 
+@dataclass(eq=False)
 class ControlCall(UserDict):
     """What a ControlNet returns in a step, not computed yet. The ranks compute it; ComfyUI's device does as soon as
-    somebody here reads it."""
+    somebody here reads it.
 
-    def __init__(
-        self,
-        control: ControlNet,
-        model: comfy.model_base.BaseModel,
-        given: Mapping[str, Any],
-        strength: float,
-        previous: Any,
-        noise_range: tuple[float, float] | None = None,
-    ) -> None:
-        """control: ComfyUI's, with its network. model: that is sampled. given: the arguments of the network. previous:
-        what the ControlNets before it return. noise_range: if the call stands for all steps, the noise levels between
-        which the ControlNet is at work."""
-        self.control, self.model, self.given = control, model, given
-        self.strength, self.previous, self.noise_range = strength, previous, noise_range
+    control: ComfyUI's, with its network. model: that is sampled. given: the arguments of the network. previous: what
+    the ControlNets before it return. noise_range: if the call stands for all steps, the noise levels between which the
+    ControlNet is at work."""
+
+    control: ControlNet
+    model: comfy.model_base.BaseModel
+    given: Mapping[str, Any]
+    strength: float
+    previous: Any
+    noise_range: tuple[float, float] | None = None
 
     @cached_property
     def data(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -23,7 +23,7 @@ from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
-from .module_guard import HOOKS, TORCHS, WEIGHTS, Change
+from .module_guard import HOOKS, TORCH, WEIGHTS, Change
 from .networks import NEEDED, share_weights
 from .places import BlockPlaces
 
@@ -112,7 +112,7 @@ class Inside:
         """Describes a change of the module, see `changes.py` of the ranks. Raises UnsendableError."""
         watched, key = change.watched, change.key
         value, present = watched.now.get(key), key in watched.now
-        if watched.kind == TORCHS:
+        if watched.owner in TORCH:
             raise UnsendableError("It is torch's, which the ranks' own code calls, too.")
         place = self.encoder.encode(watched.owner)
         if watched.kind == WEIGHTS:

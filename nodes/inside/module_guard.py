@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +20,10 @@ import torch
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
 from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
-from ...worker.inside.code_files import codes_in
 from ...worker.wire.tree import PLAIN
 from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs
 
-HOOKS, WEIGHTS, TORCHS = "hooks", "weights", "functions of torch"
+HOOKS, WEIGHTS = "hooks", "weights"
 # They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
 OF_DEVICES = (
     *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
@@ -39,6 +37,7 @@ NAMED = {
     "comfy.utils": ("common_upscale", "repeat_to_batch_size"),
 }
 TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
+COMPUTING = (*dir(torch.Tensor), *torch.functional.__all__, "cat", "concat", "stack")  # functions in torch itself
 CLASS = "__class__"
 # Methods that only new objects run. torch.compile replaces those of all modules.
 OF_NEW_OBJECTS = ("__init__", "__setstate__")
@@ -185,9 +184,9 @@ def matters(watched: Watched, name: str) -> bool:
         return is_more or was_there and not equal(value, watched.before[name])
     if watched.kind == METHODS and name in OF_NEW_OBJECTS:
         return False
-    if watched.kind in (FUNCTIONS, TORCHS) and not was_there:  # nobody in ComfyUI reads a new name
+    if watched.kind == FUNCTIONS and not was_there:  # nobody in ComfyUI reads a new name
         return False
-    if watched.kind in (METHODS, FUNCTIONS, TORCHS):
+    if watched.kind in (METHODS, FUNCTIONS):
         return is_code(value) or is_code(watched.before.get(name)) or is_setting(watched, name)
     return True
 
@@ -218,7 +217,7 @@ def foreign_functions(functions: Sequence[Watched]) -> Iterator[Change]:
     for each in functions:
         if each.kind == METHODS and not is_comfyuis(file_of(each.owner)):
             continue
-        is_others = is_not_torchs if each.kind == TORCHS else is_foreign
+        is_others = is_not_torchs if each.owner in TORCH else is_foreign
         for name, value in each.now.items():
             if (each.names is None or name in each.names) and is_others(getattr(value, "__func__", value)):
                 yield Change(each.path + name, each, name)
@@ -315,29 +314,12 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     return found
 
 
-def names_in_code(values: Iterable[Any]) -> Iterator[str]:
-    """Yields the names in the code of functions, and in that of the methods of classes and of those inside of them."""
-    for value in values:
-        for each in vars(value).values() if isinstance(value, type) else ():
-            if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
-                yield from names_in_code([each])
-        function: Any = getattr(value, "fget", getattr(value, "__func__", value))
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        if isinstance(code, types.CodeType):
-            yield from (name for own in codes_in(code) for name in own.co_names)
-
-
 def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
     places = namespaces_of(module)
-    code: list[Any] = classes_of(module)
     for name, place in places.items():
         yield watch(vars(place), f"{name}.", FUNCTIONS, place)
-        code += (value for value in vars(place).values() if getattr(value, "__module__", None) == name)
-    used = set(names_in_code(code))
-    for name, names in NAMED.items():
-        if name not in places:
-            place = importlib.import_module(name)
-            yield watch(vars(place), f"{name}.", FUNCTIONS, place, used.intersection(names))
-            used.update(names_in_code(vars(place)[each] for each in names))
-    for place in TORCH:
-        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, used & vars(place).keys())
+    for name in NAMED.keys() - places.keys():
+        place = importlib.import_module(name)
+        yield watch(vars(place), f"{name}.", FUNCTIONS, place, NAMED[name])
+    yield watch(vars(torch), "torch.", FUNCTIONS, torch, COMPUTING)
+    yield watch(vars(torch.nn.functional), "torch.nn.functional.", FUNCTIONS, torch.nn.functional)

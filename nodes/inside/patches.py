@@ -38,11 +38,7 @@ from .module_guard import Change
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
 # Options that code outside of the model's own classes reads, and that may be more than data. Options that neither
 # reads are for the nodes' own wrappers, which run here.
-READ_BY_CLASSES = {
-    OVERRIDE: "an attention override",
-    "model_patch_data": "a model patch's data",
-    "x_ref_attn_map": "a map of attention to references",
-}
+READ_BY_CLASSES = (OVERRIDE, "model_patch_data", "x_ref_attn_map")
 # Options that ComfyUI makes anew for each call.
 MADE_FOR_A_CALL = ("cond_or_uncond", "sigmas", "sample_sigmas")
 # Options that a class writes its own results into, for its next call.

@@ -27,7 +27,6 @@ from .object_graph import (
     key_of,
     replaced_tensors,
     set_slot,
-    slot_names,
     slots_of,
 )
 
@@ -97,8 +96,9 @@ def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
     return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
 
 
-def has_attributes(value: Any) -> bool:
-    return hasattr(value, "__dict__") or bool(slot_names(type(value)))
+def has_slots(value: Any) -> bool:
+    """Whether an object keeps values elsewhere than among its attributes."""
+    return not hasattr(value, "__dict__") or any(vars(each).get("__slots__") for each in type(value).__mro__)
 
 
 def installed_name(value: Any) -> str | None:
@@ -320,7 +320,7 @@ class Encoder:
             return Entry(tags.OBJECT, self.encode_class(needed.cls), self.slots(needed.attributes))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
-        if isinstance(value, (*BUILT_IN, *self.not_sent)) or not has_attributes(value) or is_torchs:
+        if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
         self.note_methods(kind)
         return Entry(tags.OBJECT, self.encode_class(kind), self.slots(slots_of(value, tags.OBJECT)))

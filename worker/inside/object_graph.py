@@ -11,10 +11,8 @@ from __future__ import annotations
 import collections
 import functools
 import json
-import types
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -79,13 +77,6 @@ def refs_in(encoded: Encoded) -> set[str]:
     return {encoded[tags.REF]} if tags.REF in encoded else {name for each in encoded.values() for name in refs_in(each)}
 
 
-@cache
-def slot_names(cls: type) -> list[str]:
-    """Returns the attributes that a class has in `__slots__`."""
-    found = [vars(each) for each in cls.__mro__ if "__slots__" in vars(each)]
-    return [name for each in found for name, value in each.items() if isinstance(value, types.MemberDescriptorType)]
-
-
 def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> None:
     """Sets a slot of an object, or removes it."""
     if kind == tags.CELL:
@@ -100,8 +91,6 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
         target.update(value)
     elif kind == tags.NAMESPACE:
         setattr(target, key, value) if present else delattr(target, key)
-    elif kind == tags.OBJECT and key in slot_names(type(target)):
-        object.__setattr__(target, key, value) if present else object.__delattr__(target, key)
     else:
         slots = target if kind == tags.DICT else vars(target)
         if present:
@@ -122,7 +111,5 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
         return {}
     if kind == tags.DICT:
         return dict(target)
-    names = slot_names(type(target)) if kind == tags.OBJECT else []
-    found = {name: getattr(target, name) for name in names if hasattr(target, name)} | getattr(target, "__dict__", {})
     is_network = kind == tags.OBJECT and isinstance(target, torch.nn.Module)
-    return {name: value for name, value in found.items() if name not in OF_PATCHERS} if is_network else found
+    return {name: value for name, value in vars(target).items() if not is_network or name not in OF_PATCHERS}
