@@ -27,6 +27,7 @@ from ...worker.comfyui.controls import (
     RANGE,
     STRENGTH,
     TIMESTEPS,
+    is_network_call,
 )
 from ...worker.comfyui.patched_options import FACTS
 from ...worker.inside.encoder import Encoded, Encoder
@@ -41,6 +42,7 @@ ControlNet = comfy.controlnet.ControlNet
 # ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.
 CLASSES = (ControlNet, comfy.controlnet.ControlNetSD35, comfy.controlnet.QwenFunControlNet)
 Cond = dict[str, Any]
+STOCK = "Use a stock KSampler."
 
 
 class RecordedNetwork:
@@ -85,10 +87,6 @@ class ControlCall(UserDict):
                 control.strength = before
                 control.cleanup()
 
-    @property
-    def is_computed(self) -> bool:
-        return "data" in vars(self)
-
 
 class RecordedControlNet(ControlNet):
     """A ControlNet whose network runs in the ranks, in front of ComfyUI's class among the bases."""
@@ -109,22 +107,18 @@ class RecordedControlNet(ControlNet):
         return ControlCall(self.whole, self.model, control, self.strength, control_prev, self.noise_range)
 
 
-def record(control: Any) -> RecordedControlNet:
-    """Returns the ControlNet with a network that records its arguments."""
+def record(control: Any) -> Any:
+    """Returns a ControlNet, and those before it, with networks that record their arguments, up to the first that may do
+    more than call its network."""
+    if type(control) not in CLASSES:
+        return control
     cls: Any = type(type(control).__name__, (RecordedControlNet, type(control)), {})
     found = cls.__new__(cls)
     vars(found).update(vars(control))
     found.control_model, found.whole = RecordedNetwork(control.control_model.dtype), control
     found.extra_args = {**control.extra_args}
-    if control.previous_controlnet is not None:
-        found.previous_controlnet = record_chain(control.previous_controlnet)
+    found.previous_controlnet = record(control.previous_controlnet)
     return found
-
-
-def record_chain(control: Any) -> Any:
-    """Returns a ControlNet, and those before it, with networks that run in the ranks, up to the first that may do more
-    than call its network."""
-    return record(control) if type(control) in CLASSES else control
 
 
 def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
@@ -136,7 +130,7 @@ def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
         if control is None:
             return cond
         if id(control) not in done:
-            done[id(control)] = record_chain(control)
+            done[id(control)] = record(control)
         return {**cond, "control": done[id(control)]}
 
     return {name: [replaced(cond) for cond in each] for name, each in conds.items()}
@@ -174,7 +168,7 @@ def encode_control(control: Any, encoder: Encoder) -> Encoded:
     """Returns what ControlNets return as the ranks get it: the call of a network, or tensors."""
     if not isinstance(control, ControlCall):
         return control
-    if control.is_computed:
+    if "data" in vars(control):  # it is computed
         return dict(control.data)
     try:
         network = encoder.encode(control.control)
@@ -196,14 +190,16 @@ def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, t
     """Removes the latents and timesteps of the recorded step from an encoded call, so that it stands for all steps.
 
     control: from `encode_control`. latents, timesteps: what the model got in that step. Raises Refused if a ControlNet
-    gets others."""
+    gets others, or was computed here."""
+    if not is_network_call(control):
+        raise Refused("The Parallel Sampler cannot honour a ControlNet whose network the ranks cannot have.", STOCK)
     given, previous = dict(control[GIVEN]), control[PREVIOUS]
     x, t = given.pop(LATENTS), given.pop(TIMESTEPS)
     own = latents[:, : x.shape[1]]
     if x.shape != own.shape or not is_near(x, own) or not is_near(t, timesteps):
         raise Refused(
             "The Parallel Sampler cannot honour a ControlNet that gets other latents or timesteps than the model.",
-            "Use a stock KSampler.",
+            STOCK,
         )
     before = None if previous is None else take_latents_from_steps(previous, latents, timesteps)
     return {**control, GIVEN: given, CHANNELS: x.shape[1], PREVIOUS: before}
@@ -221,6 +217,6 @@ def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def residuals_of(control: Any) -> Any:
     """Returns the tensors that ComfyUI's ControlNets computed. control: from `encode_control`."""
-    while isinstance(control, dict) and NETWORK in control:
+    while is_network_call(control):
         control = control[PREVIOUS]
     return control

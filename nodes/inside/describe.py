@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
 from ...worker.inside.changes import HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
-from ...worker.inside.code_files import CodeFiles, codes_in, file_of
+from ...worker.inside.code_files import CodeFiles, codes_in, file_of, is_installed
 from ...worker.inside.encoder import Encoder
 from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
@@ -57,9 +57,8 @@ class Inside:
         replaced = {id(method): ("", name) for name, method in methods.items()}
         share = share_weights if is_one_machine else lambda _network: {}
         self.encoder = Encoder(files, parts, replaced, NOT_SENT, NEEDED, share)
-        self.asked: list[
-            tuple[str, Facts]
-        ] = []  # where something runs inside of the model, in words, and how it shares
+        # Where something runs inside of the model, in words, and how it shares.
+        self.asked: list[tuple[str, Facts]] = []
 
     def begin(self) -> None:
         """Begins the description of a call."""
@@ -141,14 +140,14 @@ class Inside:
         encoder = self.encoder
         followed: set[types.FunctionType] = set()
         classes: dict[type, set[str]] = {}  # with the variables that went along
+        methods: list[tuple[str, types.FunctionType, bool]] = []
         names: set[str] = {"forward"}
         found: list[types.CodeType] = []
         while True:
             for cls in encoder.classes.keys() - classes.keys():
                 classes[cls] = set()
-                encoder.note_methods(cls)
-            methods = encoder.methods_of.items()
-            named = [each for name, own in methods if name in names or is_implicit(name) for each in own]
+                methods += list_methods(cls)
+            named = [each for name, each, is_called in methods if is_called or name in names or is_implicit(name)]
             waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
             for function in waiting:
                 followed.add(function)
@@ -218,6 +217,15 @@ def describe_changes(
         except UnsendableError as error:
             reasons.append(f"a change of its {name} ({error})")
     return found, reasons
+
+
+def list_methods(cls: type) -> Iterator[tuple[str, types.FunctionType, bool]]:
+    """Yields the methods of a class by name, and whether ComfyUI's code calls each: one of its own that is replaced."""
+    called = {name for each in cls.__mro__ if each.__module__.startswith("comfy.") for name in vars(each)}
+    for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if isinstance(function, types.FunctionType):
+            yield name, inspect.unwrap(function), name in called and not name.startswith("__")
 
 
 def is_implicit(name: str) -> bool:

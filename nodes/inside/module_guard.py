@@ -45,15 +45,15 @@ OF_NEW_OBJECTS = ("__init__", "__setstate__")
 
 class Watched(NamedTuple):
     """A dict that a node may change. now: it. before: a copy of it. path: goes before the names of its keys. kind:
-    which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter; None if
-    all do."""
+    which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter, empty
+    if all do; of attributes, those that were there."""
 
     now: Any
     before: Any
     path: str
     kind: str
     owner: Any
-    names: frozenset[str] | None = None
+    names: frozenset[str] = frozenset()
 
 
 class Change(NamedTuple):
@@ -78,7 +78,6 @@ class ModuleGuard:
         where nodes have put copies of them."""
         self.take_back_copies = take_back_copies
         self.own = set(own)
-        self.notes: dict[torch.nn.Module, set[str]] = {}  # by part, attributes that nodes set for their own code
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
         self.tensors = watch_numbers(module)
         self.functions = [*watch_classes(module), *watch_functions(module)]
@@ -133,28 +132,21 @@ class ModuleGuard:
         for key in differing(each.now, each.before):
             if is_filled and key in self.own and not each.path:
                 continue
-            if self.is_note(each, key) or not matters(each, key):
-                self.note(each, key)
-                continue
-            name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
-            yield Change(name, each, key)
+            if matters(each, key):
+                name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
+                yield Change(name, each, key)
+            elif key in each.now:  # the next comparison is fast
+                each.before[key] = snapshot(each.now[key])
+            else:
+                each.before.pop(key, None)
 
-    def is_note(self, watched: Watched, key: str) -> bool:
-        """Whether the key is an attribute that a node keeps for itself, with a new value."""
-        value = watched.now.get(key)
-        is_more = callable(value) or isinstance(value, torch.Tensor)
-        is_parts = watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module)
-        return is_parts and not is_more and key in self.notes.get(watched.owner, ())
-
-    def note(self, watched: Watched, key: str) -> None:
-        """Accepts a difference that does not matter, so that the next comparison is fast."""
-        is_new = key not in watched.before and key not in COMFYUIS
-        if key in watched.now:
-            watched.before[key] = snapshot(watched.now[key])
-        else:
-            watched.before.pop(key, None)
-        if is_new and watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module):
-            self.notes.setdefault(watched.owner, set()).add(key)
+    def notes(self) -> dict[torch.nn.Module, set[str]]:
+        """Returns the attributes that nodes have set for their own code, by part."""
+        parts = [
+            each for each in self.watched[True] if each.kind == ATTRIBUTES and isinstance(each.owner, torch.nn.Module)
+        ]
+        found = {each.owner: each.before.keys() - each.names - {*COMFYUIS} for each in parts}
+        return {part: names for part, names in found.items() if names}
 
 
 def are_equal(now: list, before: list) -> bool:
@@ -172,16 +164,14 @@ def differing(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
 
 def matters(watched: Watched, name: str) -> bool:
     """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
-    value, was_there = watched.now.get(name), name in watched.before
-    if watched.names is not None and name not in watched.names:
-        return False
+    value, was_there = watched.now.get(name), name in (watched.names or watched.before)
     if watched.kind == ATTRIBUTES:
         if name in COMFYUIS or name.startswith("_") and not callable(value):
             return False
         if is_own_method(watched.owner, name, value):  # a node has put it back
             return False
         is_more = callable(value) or isinstance(value, torch.Tensor)
-        return is_more or was_there and not equal(value, watched.before[name])
+        return is_more or was_there and not equal(value, watched.before.get(name))
     if watched.kind == METHODS and name in OF_NEW_OBJECTS:
         return False
     if watched.kind == FUNCTIONS and not was_there:  # nobody in ComfyUI reads a new name
@@ -219,12 +209,12 @@ def foreign_functions(functions: Sequence[Watched]) -> Iterator[Change]:
             continue
         is_others = is_not_torchs if each.owner in TORCH else is_foreign
         for name, value in each.now.items():
-            if (each.names is None or name in each.names) and is_others(getattr(value, "__func__", value)):
+            if name in (each.names or each.now) and is_others(getattr(value, "__func__", value)):
                 yield Change(each.path + name, each, name)
 
 
-def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | None = None) -> Watched:
-    return Watched(now, now.copy(), path, kind, owner, None if names is None else frozenset(names))
+def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] = ()) -> Watched:
+    return Watched(now, now.copy(), path, kind, owner, frozenset(names))
 
 
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
@@ -242,7 +232,7 @@ def watch_attributes(owner: Any, path: str) -> Watched:
         name: value if name.startswith("_") or name in COMFYUIS else snapshot(value)
         for name, value in vars(owner).items()
     }
-    return Watched(vars(owner), before, path, ATTRIBUTES, owner)
+    return Watched(vars(owner), before, path, ATTRIBUTES, owner, frozenset(before))
 
 
 def snapshot(value: Any) -> Any:

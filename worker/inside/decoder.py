@@ -72,12 +72,9 @@ class Decoder:
             for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
-        for name, kind, made, _ in new:
+        for name, kind, *_ in new:
             target = self.objects[name].value
-            if kind == tags.FUNCTION:
-                target.__defaults__ = self.decode(made["defaults"])
-                target.__kwdefaults__ = self.decode(made["keywords"])
-            elif kind == tags.PATCHER:  # its network has its weights now
+            if kind == tags.PATCHER:  # its network has its weights now
                 target.__init__(target.model, self.device(), HOSTS["cpu"])
 
     def add(self, name: str, kind: str, value: Any, stays: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import itertools
 import json
 import types
@@ -32,7 +31,6 @@ from .object_graph import (
 
 NONE: Mapping[type, Any] = {}
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
-COMFYUIS = "comfy."  # the package of its models' classes
 # What a class has whose body is empty, such as ComfyUI's model_sampling.
 OF_EMPTY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
 OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.13 on
@@ -143,10 +141,9 @@ class Encoder:
         self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
         self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
         self.stays = False  # whether what the ranks change of objects that are found now stays there
-        # Functions and classes that the last values name, and methods of these classes, by name.
+        # Functions and classes that the last values name.
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}  # in order
-        self.methods_of: dict[str, list[types.FunctionType]] = {}
 
     def begin(self) -> None:
         """Looks at all objects again, but for networks that are as they were."""
@@ -155,12 +152,12 @@ class Encoder:
 
     @property
     def has_code(self) -> bool:
-        """Whether functions or objects were named."""
-        return bool(self.functions or self.methods_of)
+        """Whether functions or classes were named."""
+        return bool(self.functions or self.classes)
 
     def forget_code(self) -> None:
         """Forgets which functions were named."""
-        self.functions, self.classes, self.methods_of = [], {}, {}
+        self.functions, self.classes = [], {}
 
     def forget_sent(self) -> None:
         """Called when the ranks have forgotten all objects. `changes` returns all of them again."""
@@ -322,7 +319,6 @@ class Encoder:
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
         if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
-        self.note_methods(kind)
         return Entry(tags.OBJECT, self.encode_class(kind), self.slots(slots_of(value, tags.OBJECT)))
 
     def encode_factory(self, factory: Any) -> Encoded:
@@ -360,10 +356,8 @@ class Encoder:
             "code": [self.name_file(code.co_filename), mark_of(code)],
             "name": value.__qualname__,
             "cells": self.encode_all(value.__closure__ or ()),
-            "defaults": self.encode(value.__defaults__),
-            "keywords": self.encode(value.__kwdefaults__),
         }
-        return Entry(tags.FUNCTION, made, self.slots(vars(value)))
+        return Entry(tags.FUNCTION, made, self.slots(slots_of(value, tags.FUNCTION)))
 
     def slots(self, values: Mapping[Any, Any]) -> dict[str, tuple[Encoded, Encoded]]:
         found = {}
@@ -371,14 +365,3 @@ class Encoder:
             name = self.encode(key)
             found[key_of(name)] = (name, self.encode(value))
         return found
-
-    def note_methods(self, cls: type) -> None:
-        """Remembers the methods of a class, which functions may call. ComfyUI's code calls those of its classes that
-        this class replaces."""
-        called = {name for each in cls.__mro__ if each.__module__.startswith(COMFYUIS) for name in vars(each)}
-        for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            if isinstance(function, types.FunctionType):
-                self.methods_of.setdefault(name, []).append(inspect.unwrap(function))
-                if name in called and not name.startswith("__"):
-                    self.functions.append(inspect.unwrap(function))

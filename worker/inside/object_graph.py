@@ -30,6 +30,7 @@ OF_PATCHERS = (
     *(name for name in COMFYUIS if name != "training"),
 )
 MODEL = "model"  # of a patcher
+OF_FUNCTIONS = ("__defaults__", "__kwdefaults__")
 # Values that cannot change, by their tag: the class, what such a value is made from, and what makes it.
 VALUES: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tags.TUPLE: (tuple, list, tuple),
@@ -89,7 +90,7 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
     elif kind == tags.SET:
         target.clear()
         target.update(value)
-    elif kind == tags.NAMESPACE:
+    elif kind in (tags.NAMESPACE, tags.FUNCTION):
         setattr(target, key, value) if present else delattr(target, key)
     else:
         slots = target if kind == tags.DICT else vars(target)
@@ -111,5 +112,7 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
         return {}
     if kind == tags.DICT:
         return dict(target)
+    if kind == tags.FUNCTION:
+        return {**vars(target), **{name: getattr(target, name) for name in OF_FUNCTIONS}}
     is_network = kind == tags.OBJECT and isinstance(target, torch.nn.Module)
     return {name: value for name, value in vars(target).items() if not is_network or name not in OF_PATCHERS}
