@@ -164,9 +164,8 @@ class Inside:
     def add_variables(self, function: types.FunctionType, names: set[str]) -> None:
         """Takes along the variables that its code names, of a function's module and of modules that this one names."""
         modules = [module_of(function)]
-        modules += [
-            each for name in names & function.__globals__.keys() if self.is_module(each := vars(modules[0])[name])
-        ]
+        named = [vars(modules[0])[name] for name in names & function.__globals__.keys()]
+        modules += [each for each in named if isinstance(each, types.ModuleType) and self.is_of_node(each)]
         for module in modules:
             values: dict[str, Any] = {}
             for name in names & vars(module).keys():
@@ -179,10 +178,6 @@ class Inside:
                     values[name] = value
             if values:
                 self.encoder.add_variables(module, values)
-
-    def is_module(self, value: Any) -> bool:
-        """Whether it is a Python module of a node's."""
-        return isinstance(value, types.ModuleType) and self.is_of_node(value)
 
     def add_class_variables(self, cls: type, names: set[str], added: set[str]) -> bool:
         """Takes along those variables of a node's class that code names. Returns whether there are more than before."""

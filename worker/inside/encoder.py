@@ -45,10 +45,12 @@ class Needed(NamedTuple):
 
 
 class Network:
-    """A network as it was when it was described. names: of its objects."""
+    """A network as it was when it was described. names: of its objects. functions, classes: that these name."""
 
-    def __init__(self, module: torch.nn.Module, names: set[str]) -> None:
-        self.names = names
+    def __init__(
+        self, module: torch.nn.Module, names: set[str], functions: list[types.FunctionType], classes: dict[type, None]
+    ) -> None:
+        self.names, self.functions, self.classes = names, functions, classes
         parts = [vars(part) for part in module.modules()]
         self.now = [each for part in parts for each in (part, *part.values()) if isinstance(each, (dict, list, set))]
         self.before = [each.copy() for each in self.now]
@@ -287,7 +289,11 @@ class Encoder:
         if name not in self.seen:
             self.seen.add(name)  # first, because an object may hold itself
             self.fresh.add(name)
-            self.entries[name] = self.enter(value)._replace(stays=self.stays)
+            entry = self.enter(value)
+            self.entries[name] = entry._replace(stays=self.stays or entry.stays)
+        if network := self.networks.get(name):
+            self.functions += network.functions
+            self.classes |= network.classes
         return {tags.REF: name}
 
     def add_variables(self, owner: Any, values: Mapping[str, Any], are_all: bool = False) -> None:
@@ -311,10 +317,7 @@ class Encoder:
             factory = self.encode_factory(getattr(value, "default_factory", None))
             return Entry(tags.DICT, [type(value).__name__, factory], self.slots(value))
         if find := next((find for cls, find in self.needed.items() if isinstance(value, cls)), None):
-            needed = find(value)
-            if needed.cls is None:
-                return self.enter_patcher(value, needed.attributes)
-            return Entry(tags.OBJECT, self.encode_class(needed.cls), self.slots(needed.attributes))
+            return self.enter_needed(value, find(value))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
         if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
@@ -327,15 +330,24 @@ class Encoder:
             return self.encode(factory)
         raise UnsendableError("A defaultdict whose values a function makes cannot be sent to the ranks.")
 
+    def enter_needed(self, value: Any, needed: Needed) -> Entry:
+        """Nobody in ComfyUI's process reads what the ranks change of it."""
+        stays, self.stays = self.stays, True
+        try:
+            if needed.cls is None:
+                return self.enter_patcher(value, needed.attributes)
+            return Entry(tags.OBJECT, self.encode_class(needed.cls), self.slots(needed.attributes), True)
+        finally:
+            self.stays = stays
+
     def enter_patcher(self, value: Any, attributes: Mapping[str, Any]) -> Entry:
-        """Nobody in ComfyUI's process reads what a network keeps."""
         self.pages |= self.share_weights(value.model)
-        seen, stays, self.stays = set(self.seen), self.stays, True
+        seen, before, name = set(self.seen), (self.functions, self.classes), self.name(value)
+        self.functions, self.classes = [], {}
         slots = self.slots(attributes)
-        self.stays = stays
-        name = self.name(value)
-        self.networks[name] = Network(value.model, {name, *self.seen - seen})
-        return Entry(tags.PATCHER, None, slots)
+        self.networks[name] = Network(value.model, {name, *self.seen - seen}, self.functions, self.classes)
+        self.functions, self.classes = before
+        return Entry(tags.PATCHER, None, slots, True)
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
