@@ -19,7 +19,7 @@ import torch
 
 from worker.inside.code_files import CodeFiles, find_package_folders
 from worker.inside.decoder import Decoder
-from worker.inside.encoder import Encoder
+from worker.inside.encoder import Encoder, Needed
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
@@ -345,6 +345,28 @@ def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: s
     named = files.name(str(code.__file__))
     with pytest.raises(ValueError, match="defines no class"):
         both.decoder.decode({"class": [named, name]})
+
+
+def test_a_network_is_described_once_and_again_after_a_change(root: Path) -> None:
+    class Patcher:
+        def __init__(self, model: torch.nn.Module) -> None:
+            self.model = model
+
+    patcher, pages = Patcher(torch.nn.Linear(2, 2)), {}
+    pages[id(patcher.model.weight)] = ("a file", "weight")
+    needed = lambda value: Needed(None, {"model": value.model})  # noqa: E731
+    encoder = Encoder(CodeFiles(str(root)), {}, {}, needed={Patcher: needed}, share_weights=lambda _network: pages)
+
+    def describe() -> list[Any]:
+        encoder.begin()
+        encoder.encode(patcher)
+        return [each["new"][1] for each in encoder.changes() if each.get("new", [""])[0] == "tensor"]
+
+    assert describe() == [[True, "a file", "weight"], [True]]
+    before = dict(encoder.entries)
+    assert describe() == [] and all(encoder.entries[name] is entry for name, entry in before.items())
+    patcher.model.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    assert describe() == [[True]]
 
 
 def test_a_rank_has_the_constants_of_a_packs_package_and_nothing_else_of_it(both: Both, code: ModuleType) -> None:
