@@ -104,7 +104,10 @@ class Decoder:
             return ModelPatcher.__new__(ModelPatcher)
         if kind == tags.OBJECT:
             cls: Any = self.decode(made)
-            return cls.__new__(cls)
+            found = cls.__new__(cls)
+            if issubclass(cls, torch.nn.Module):
+                torch.nn.Module.__init__(found)
+            return found
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
     def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:

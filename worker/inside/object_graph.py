@@ -9,6 +9,7 @@ in the ranks, and what a node changes in between reaches them.
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import json
 import uuid
@@ -30,6 +31,7 @@ OF_PATCHERS = (
     *(name for name in COMFYUIS if name != "training"),
 )
 MODEL = "model"  # of a patcher
+OF_MODULES = vars(torch.nn.Module())  # what each module has from the start, such as dicts for hooks
 OF_FUNCTIONS = ("__defaults__", "__kwdefaults__")
 # Values that cannot change, by their tag: the class, what such a value is made from, and what makes it.
 VALUES: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -98,6 +100,8 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
             slots[key] = value
         else:
             slots.pop(key, None)
+            if isinstance(target, torch.nn.Module) and key in OF_MODULES:
+                slots[key] = copy.copy(OF_MODULES[key])
 
 
 def slots_of(target: Any, kind: str) -> dict[Any, Any]:
@@ -114,5 +118,8 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
         return dict(target)
     if kind == tags.FUNCTION:
         return {**vars(target), **{name: getattr(target, name) for name in OF_FUNCTIONS}}
-    is_network = kind == tags.OBJECT and isinstance(target, torch.nn.Module)
-    return {name: value for name, value in vars(target).items() if not is_network or name not in OF_PATCHERS}
+    found = vars(target).items()
+    if kind == tags.OBJECT and isinstance(target, torch.nn.Module):
+        found = [(name, value) for name, value in found if name not in OF_MODULES or value != OF_MODULES[name]]
+        return {name: value for name, value in found if name not in OF_PATCHERS}
+    return dict(found)
