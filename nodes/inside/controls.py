@@ -1,7 +1,7 @@
 """Lets ControlNets compute in the ranks, and not on ComfyUI's device while the ranks wait.
 
 ComfyUI's ControlNet prepares its hint and its conditions here, as always. It is given a network that only records its
-arguments. The ranks load ComfyUI's network from its file and call it with them, see `control_networks.py` there.
+arguments. The ranks call ComfyUI's network with them, see `control_networks.py` there.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def encode_control(control: Any, encoder: Encoder) -> Encoded:
     if "data" in vars(control):  # it is computed
         return dict(control.data)
     try:
-        network = encoder.encode(control.control)
+        network = encoder.encode_or_forget(control.control)
     except UnsendableError as error:
         logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", error)
         return dict(control.data)

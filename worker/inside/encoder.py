@@ -238,6 +238,17 @@ class Encoder:
             return {tags.NAMED: name}
         return self.refer(value)
 
+    def encode_or_forget(self, value: Any) -> Encoded:
+        """Encodes a value. If a part of it cannot be sent, forgets all of it, and raises UnsendableError."""
+        before = set(self.entries)
+        try:
+            return self.encode(value)
+        except UnsendableError:
+            for name in self.entries.keys() - before:
+                del self.entries[name]
+            self.seen &= self.entries.keys()
+            raise
+
     def encode_all(self, values: Iterable[Any]) -> list[Encoded]:
         return [self.encode(each) for each in values]
 

@@ -14,7 +14,7 @@ from tests.support.census.changes import requests, wrapped
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, refused
 
 SEED, ADAPTER = 7, "a T2I adapter"
-NO_FILE, OF_A_PACK = "no file", "a pack's class"
+NO_FILE, OF_A_PACK, LOCKED = "no file", "a pack's class", "a lock in it"
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
 CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
     "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
@@ -45,7 +45,7 @@ def controlled(
     sampled = census.sample(row, changed, positive=positive, negative=negative)
     if getattr(model, "remote", None) is not None:
         is_sent = census.group.runs.kept[0].residuals > 0
-        must_be = change is read or not {OF_A_PACK, ADAPTER}.isdisjoint(kinds)
+        must_be = change is read or not {OF_A_PACK, LOCKED, ADAPTER}.isdisjoint(kinds)
         assert is_sent == must_be, "the ranks compute those of ComfyUI's classes"
     return [sampled]
 
@@ -120,6 +120,7 @@ CONTROLNET_HABITS = {
     "a ControlNet and a pack's block": habit(equal(), beside, "a replaced block", "flux", shared="ulysses=2"),
     "a ControlNet from 30 % on": habit(equal(), controlled, "flux"),
     "a ControlNet after one of no file": habit(equal(), controlled, NO_FILE, "flux"),
+    "a ControlNet after one that cannot be described": habit(equal(), controlled, LOCKED, "flux"),
     "a ControlNet after one of a pack's class": habit(equal(), controlled, OF_A_PACK, "flux"),
     "a ControlNet that a node reads": habit(equal(), partial(controlled, change=read), "flux"),
     "a ControlNet after one of a pack's class as stock": habit(
