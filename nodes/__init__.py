@@ -12,7 +12,6 @@ from comfy_api.latest import ComfyAPI, ComfyExtension, io
 
 from ..worker.wire.private_folder import keep_compiled_code
 from .class_label import DiTClassLabel
-from .inside.origins import keep_files_of_networks
 from .load_dit import LoadDiT
 from .parallel_sampler import ParallelSampler
 from .parallelize import ParallelizeModel
@@ -42,7 +41,6 @@ class ParallelDiTExtension(ComfyExtension):
         add_plan_route()
         add_prompt_handler()
         add_settings_routes()
-        keep_files_of_networks()
         keep_compiled_code(Path(folder_paths.get_user_directory()) / "paralleldit-compiled")
         start_with_comfyui()
         for old, (new, inputs, outputs) in REPLACED.items():

@@ -15,7 +15,7 @@ from ..parallel_backend.plan import AUTO
 from ..parallel_backend.weights.loading import DTYPES
 from ..worker.errors import NoWorkerGroup, RequestRefused
 from .errors import Refused
-from .inside.origins import SHARED
+from .inside.networks import SHARED
 from .load_model import explain_stock, group_input
 from .model.sampling import show_on_node
 from .remote_vae import check_vae, remote_vae

@@ -22,7 +22,7 @@ from ..worker.host.client import WorkerGroup
 from ..worker.wire.operations import RANDOM
 from ..worker.wire.tensors import Tensors
 from .errors import Refused
-from .inside.origins import SHARED
+from .inside.networks import SHARED
 from .model.host_file import COMFYUI, list_rank_arguments
 from .model.model_files import SAFETENSORS
 from .model.sampling import check_interrupt

@@ -10,7 +10,6 @@ import torch
 from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
-from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.inside.changes import COMFYUIS
 from ..inside.references import file_of, is_comfyuis
 from ..model.host_file import has_dynamic_vram
@@ -19,7 +18,6 @@ from ..model.host_file import has_dynamic_vram
 OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
 MADE_BY = ("custom_operations", "operations")  # who made the layers, which are compared
 CHOSEN = ("dequant_dtype", "patch_dtype")  # settings of ComfyUI-GGUF's layers
-ENDS, BETWEEN = 1024, 512  # numbers of a weight that are compared: at each end, and at equal distances between
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -116,21 +114,3 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
         return bool(value == other)
     except (RuntimeError, ValueError):  # of several truth values
         return False
-
-
-def find_written(weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yields the names of weights that differ from the file's. Only the ends of each are compared, and some numbers
-    between: a node that writes nearly always writes over a whole weight, or over rows of it.
-
-    stored: the file's, which may have another dtype."""
-    for name, weight in weights.items():
-        if (other := stored.get(name)) is not None:
-            pairs = zip(list_plain_tensors(weight), list_plain_tensors(other), strict=False)
-            if not all(have_equal_samples(*pair) for pair in pairs):
-                yield name
-
-
-def have_equal_samples(weight: torch.Tensor, stored: torch.Tensor) -> bool:
-    between = slice(None, None, weight.numel() // BETWEEN | 1)  # odd: a power of two would always hit the same column
-    samples = (slice(None, ENDS), slice(-ENDS, None), between)
-    return all(are_equal(stored.flatten()[each].to(weight.dtype), weight.flatten()[each].cpu()) for each in samples)

@@ -18,7 +18,6 @@ from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_of
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from ..errors import Refused
-from ..inside.module_guard import TORCHS
 from ..load_dit import load_dit
 from ..model.call_batching import KEY, batches_calls
 from ..model.deferred_weight import DeferredParameter
@@ -26,8 +25,9 @@ from ..model.host_file import HostFile, describe_host_file, has_dynamic_vram
 from ..model.local_weights import WRITTEN
 from ..model.model_files import PICKLE_SUFFIXES
 from ..model.remote_patcher import RemoteModelPatcher
-from .differences import find_differences, find_written
-from .in_memory import drop_weights, keep_weights, take_all_pages
+from ..weights_file import find_written, take_all_pages
+from .differences import find_differences
+from .in_memory import drop_weights, keep_weights
 from .moved import Moved
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -129,7 +129,7 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
             yield WRITTEN
         own = {name.removeprefix(PREFIX) for name in replaced}
         changes = remote.guard.changes(own, remote.stock.runs)
-        yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS, TORCHS))
+        yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS))
 
 
 def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:

@@ -1,7 +1,7 @@
 """Lets ControlNets compute in the ranks, and not on ComfyUI's device while the ranks wait.
 
 ComfyUI's ControlNet prepares its hint and its conditions here, as always. It is given a network that only records its
-arguments. The ranks load ComfyUI's network from its file and call it with them, see `control_networks.py` there.
+arguments. The ranks call ComfyUI's network with them, see `control_networks.py` there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,15 +27,14 @@ from ...worker.comfyui.controls import (
     RANGE,
     STRENGTH,
     TIMESTEPS,
+    is_network_call,
 )
 from ...worker.comfyui.patched_options import FACTS
-from ...worker.errors import ModelFileError
 from ...worker.inside.encoder import Encoded, Encoder
-from ...worker.inside.loaded import OF_CONTROLNET, check_files
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
 from .facts import Facts
-from .origins import origin_of_controlnet
+from .networks import OF_CONTROLNET
 
 CONTROLS = Facts("the prompt", tokens=True, rows=True)  # how ControlNets share
 
@@ -42,6 +42,7 @@ ControlNet = comfy.controlnet.ControlNet
 # ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.
 CLASSES = (ControlNet, comfy.controlnet.ControlNetSD35, comfy.controlnet.QwenFunControlNet)
 Cond = dict[str, Any]
+STOCK = "Use a stock KSampler."
 
 
 class RecordedNetwork:
@@ -54,24 +55,21 @@ class RecordedNetwork:
         return given
 
 
+@dataclass(eq=False)
 class ControlCall(UserDict):
     """What a ControlNet returns in a step, not computed yet. The ranks compute it; ComfyUI's device does as soon as
-    somebody here reads it."""
+    somebody here reads it.
 
-    def __init__(
-        self,
-        control: ControlNet,
-        model: comfy.model_base.BaseModel,
-        given: Mapping[str, Any],
-        strength: float,
-        previous: Any,
-        noise_range: tuple[float, float] | None = None,
-    ) -> None:
-        """control: ComfyUI's, with its network. model: that is sampled. given: the arguments of the network. previous:
-        what the ControlNets before it return. noise_range: if the call stands for all steps, the noise levels between
-        which the ControlNet is at work."""
-        self.control, self.model, self.given = control, model, given
-        self.strength, self.previous, self.noise_range = strength, previous, noise_range
+    control: ComfyUI's, with its network. model: that is sampled. given: the arguments of the network. previous: what
+    the ControlNets before it return. noise_range: if the call stands for all steps, the noise levels between which the
+    ControlNet is at work."""
+
+    control: ControlNet
+    model: comfy.model_base.BaseModel
+    given: Mapping[str, Any]
+    strength: float
+    previous: Any
+    noise_range: tuple[float, float] | None = None
 
     @cached_property
     def data(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -88,10 +86,6 @@ class ControlCall(UserDict):
             finally:
                 control.strength = before
                 control.cleanup()
-
-    @property
-    def is_computed(self) -> bool:
-        return "data" in vars(self)
 
 
 class RecordedControlNet(ControlNet):
@@ -113,37 +107,18 @@ class RecordedControlNet(ControlNet):
         return ControlCall(self.whole, self.model, control, self.strength, control_prev, self.noise_range)
 
 
-def record(control: Any) -> RecordedControlNet:
-    """Returns the ControlNet with a network that records its arguments."""
+def record(control: Any) -> Any:
+    """Returns a ControlNet, and those before it, with networks that record their arguments, up to the first that may do
+    more than call its network."""
+    if type(control) not in CLASSES:
+        return control
     cls: Any = type(type(control).__name__, (RecordedControlNet, type(control)), {})
     found = cls.__new__(cls)
     vars(found).update(vars(control))
     found.control_model, found.whole = RecordedNetwork(control.control_model.dtype), control
     found.extra_args = {**control.extra_args}
-    if control.previous_controlnet is not None:
-        found.previous_controlnet = record_chain(control.previous_controlnet)
+    found.previous_controlnet = record(control.previous_controlnet)
     return found
-
-
-def record_chain(control: Any) -> Any:
-    """Returns a ControlNet, and those before it, with networks that run in the ranks, up to the first that cannot."""
-    why = why_here(control)
-    if not why:
-        return record(control)
-    logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", why)
-    return control
-
-
-def why_here(control: Any) -> str:
-    """Returns why a ControlNet cannot run in the ranks; empty if it can."""
-    if type(control) not in CLASSES:
-        return f"a {type(control).__name__} may do more than call its network."
-    try:
-        found = origin_of_controlnet(control).found_by
-        check_files(found["args"], found["folders"], found["mark"])
-    except (UnsendableError, ModelFileError) as error:
-        return str(error)
-    return ""
 
 
 def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
@@ -155,7 +130,7 @@ def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
         if control is None:
             return cond
         if id(control) not in done:
-            done[id(control)] = record_chain(control)
+            done[id(control)] = record(control)
         return {**cond, "control": done[id(control)]}
 
     return {name: [replaced(cond) for cond in each] for name, each in conds.items()}
@@ -193,13 +168,18 @@ def encode_control(control: Any, encoder: Encoder) -> Encoded:
     """Returns what ControlNets return as the ranks get it: the call of a network, or tensors."""
     if not isinstance(control, ControlCall):
         return control
-    if control.is_computed:
+    if "data" in vars(control):  # it is computed
+        return dict(control.data)
+    try:
+        network = encoder.encode_or_forget(control.control)
+    except UnsendableError as error:
+        logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", error)
         return dict(control.data)
     timestep = control.model.model_sampling.timestep
     limits = control.noise_range and [float(timestep(torch.tensor(float(each)))) for each in control.noise_range]
     return {
         **({RANGE: limits} if limits else {}),
-        NETWORK: encoder.encode(control.control),
+        NETWORK: network,
         GIVEN: control.given,
         STRENGTH: control.strength,
         PREVIOUS: encode_control(control.previous, encoder),
@@ -210,14 +190,16 @@ def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, t
     """Removes the latents and timesteps of the recorded step from an encoded call, so that it stands for all steps.
 
     control: from `encode_control`. latents, timesteps: what the model got in that step. Raises Refused if a ControlNet
-    gets others."""
+    gets others, or was computed here."""
+    if not is_network_call(control):
+        raise Refused("The Parallel Sampler cannot honour a ControlNet whose network the ranks cannot have.", STOCK)
     given, previous = dict(control[GIVEN]), control[PREVIOUS]
     x, t = given.pop(LATENTS), given.pop(TIMESTEPS)
     own = latents[:, : x.shape[1]]
     if x.shape != own.shape or not is_near(x, own) or not is_near(t, timesteps):
         raise Refused(
             "The Parallel Sampler cannot honour a ControlNet that gets other latents or timesteps than the model.",
-            "Use a stock KSampler.",
+            STOCK,
         )
     before = None if previous is None else take_latents_from_steps(previous, latents, timesteps)
     return {**control, GIVEN: given, CHANNELS: x.shape[1], PREVIOUS: before}
@@ -235,6 +217,6 @@ def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def residuals_of(control: Any) -> Any:
     """Returns the tensors that ComfyUI's ControlNets computed. control: from `encode_control`."""
-    while isinstance(control, dict) and NETWORK in control:
+    while is_network_call(control):
         control = control[PREVIOUS]
     return control

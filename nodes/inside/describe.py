@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -17,14 +17,14 @@ import torch
 
 from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
 from ...worker.inside.changes import HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
-from ...worker.inside.code_files import CodeFiles, codes_in, file_of
+from ...worker.inside.code_files import CodeFiles, codes_in, file_of, is_installed
 from ...worker.inside.encoder import Encoder
 from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
-from .module_guard import HOOKS, TORCHS, WEIGHTS, Change
-from .origins import ORIGINS
+from .module_guard import HOOKS, TORCH, WEIGHTS, Change
+from .networks import NEEDED, share_weights
 from .places import BlockPlaces
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
@@ -44,16 +44,21 @@ class Inside:
     """The graph of what nodes put into the model, for one sampling."""
 
     def __init__(
-        self, parts: Mapping[int, str], files: CodeFiles, methods: Mapping[str, Any], places: BlockPlaces
+        self,
+        parts: Mapping[int, str],
+        files: CodeFiles,
+        methods: Mapping[str, Any],
+        places: BlockPlaces,
+        is_one_machine: bool = True,
     ) -> None:
         """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's. places: of
-        its blocks."""
+        its blocks. is_one_machine: whether all ranks are on this machine."""
         self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
-        self.asked: list[
-            tuple[str, Facts]
-        ] = []  # where something runs inside of the model, in words, and how it shares
+        share = share_weights if is_one_machine else lambda _network: {}
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT, NEEDED, share)
+        # Where something runs inside of the model, in words, and how it shares.
+        self.asked: list[tuple[str, Facts]] = []
 
     def begin(self) -> None:
         """Begins the description of a call."""
@@ -81,7 +86,7 @@ class Inside:
         is_data: whether it matters only if there is code in it. Raises UnsendableError."""
         known = find_facts(value, self.files)
         self.encoder.forget_code()
-        self.encoder.keeps_tensors = known is not None
+        self.encoder.stays = known is not None
         encoded = self.encoder.encode(value)
         if is_data and not self.encoder.has_code:
             return encoded
@@ -106,7 +111,7 @@ class Inside:
         """Describes a change of the module, see `changes.py` of the ranks. Raises UnsendableError."""
         watched, key = change.watched, change.key
         value, present = watched.now.get(key), key in watched.now
-        if watched.kind == TORCHS:
+        if watched.owner in TORCH:
             raise UnsendableError("It is torch's, which the ranks' own code calls, too.")
         place = self.encoder.encode(watched.owner)
         if watched.kind == WEIGHTS:
@@ -135,14 +140,14 @@ class Inside:
         encoder = self.encoder
         followed: set[types.FunctionType] = set()
         classes: dict[type, set[str]] = {}  # with the variables that went along
+        methods: list[tuple[str, types.FunctionType, bool]] = []
         names: set[str] = {"forward"}
         found: list[types.CodeType] = []
         while True:
             for cls in encoder.classes.keys() - classes.keys():
                 classes[cls] = set()
-                encoder.note_methods(cls)
-            methods = encoder.methods_of.items()
-            named = [each for name, own in methods if name in names or is_implicit(name) for each in own]
+                methods += list_methods(cls)
+            named = [each for name, each, is_called in methods if is_called or name in names or is_implicit(name)]
             waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
             for function in waiting:
                 followed.add(function)
@@ -159,9 +164,8 @@ class Inside:
     def add_variables(self, function: types.FunctionType, names: set[str]) -> None:
         """Takes along the variables that its code names, of a function's module and of modules that this one names."""
         modules = [module_of(function)]
-        modules += [
-            each for name in names & function.__globals__.keys() if self.is_module(each := vars(modules[0])[name])
-        ]
+        named = [vars(modules[0])[name] for name in names & function.__globals__.keys()]
+        modules += [each for each in named if isinstance(each, types.ModuleType) and self.is_of_node(each)]
         for module in modules:
             values: dict[str, Any] = {}
             for name in names & vars(module).keys():
@@ -174,10 +178,6 @@ class Inside:
                     values[name] = value
             if values:
                 self.encoder.add_variables(module, values)
-
-    def is_module(self, value: Any) -> bool:
-        """Whether it is a Python module of a node's."""
-        return isinstance(value, types.ModuleType) and self.is_of_node(value)
 
     def add_class_variables(self, cls: type, names: set[str], added: set[str]) -> bool:
         """Takes along those variables of a node's class that code names. Returns whether there are more than before."""
@@ -212,6 +212,15 @@ def describe_changes(
         except UnsendableError as error:
             reasons.append(f"a change of its {name} ({error})")
     return found, reasons
+
+
+def list_methods(cls: type) -> Iterator[tuple[str, types.FunctionType, bool]]:
+    """Yields the methods of a class by name, and whether ComfyUI's code calls each: one of its own that is replaced."""
+    called = {name for each in cls.__mro__ if each.__module__.startswith("comfy.") for name in vars(each)}
+    for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if isinstance(function, types.FunctionType):
+            yield name, inspect.unwrap(function), name in called and not name.startswith("__")
 
 
 def is_implicit(name: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +20,10 @@ import torch
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
 from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
-from ...worker.inside.code_files import codes_in
 from ...worker.wire.tree import PLAIN
 from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs
 
-HOOKS, WEIGHTS, TORCHS = "hooks", "weights", "functions of torch"
+HOOKS, WEIGHTS = "hooks", "weights"
 # They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
 OF_DEVICES = (
     *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
@@ -39,6 +37,7 @@ NAMED = {
     "comfy.utils": ("common_upscale", "repeat_to_batch_size"),
 }
 TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
+COMPUTING = (*dir(torch.Tensor), *torch.functional.__all__, "cat", "concat", "stack")  # functions in torch itself
 CLASS = "__class__"
 # Methods that only new objects run. torch.compile replaces those of all modules.
 OF_NEW_OBJECTS = ("__init__", "__setstate__")
@@ -46,15 +45,15 @@ OF_NEW_OBJECTS = ("__init__", "__setstate__")
 
 class Watched(NamedTuple):
     """A dict that a node may change. now: it. before: a copy of it. path: goes before the names of its keys. kind:
-    which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter; None if
-    all do."""
+    which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter, empty
+    if all do; of attributes, those that were there."""
 
     now: Any
     before: Any
     path: str
     kind: str
     owner: Any
-    names: frozenset[str] | None = None
+    names: frozenset[str] = frozenset()
 
 
 class Change(NamedTuple):
@@ -79,7 +78,6 @@ class ModuleGuard:
         where nodes have put copies of them."""
         self.take_back_copies = take_back_copies
         self.own = set(own)
-        self.notes: dict[torch.nn.Module, set[str]] = {}  # by part, attributes that nodes set for their own code
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
         self.tensors = watch_numbers(module)
         self.functions = [*watch_classes(module), *watch_functions(module)]
@@ -134,28 +132,21 @@ class ModuleGuard:
         for key in differing(each.now, each.before):
             if is_filled and key in self.own and not each.path:
                 continue
-            if self.is_note(each, key) or not matters(each, key):
-                self.note(each, key)
-                continue
-            name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
-            yield Change(name, each, key)
+            if matters(each, key):
+                name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
+                yield Change(name, each, key)
+            elif key in each.now:  # the next comparison is fast
+                each.before[key] = snapshot(each.now[key])
+            else:
+                each.before.pop(key, None)
 
-    def is_note(self, watched: Watched, key: str) -> bool:
-        """Whether the key is an attribute that a node keeps for itself, with a new value."""
-        value = watched.now.get(key)
-        is_more = callable(value) or isinstance(value, torch.Tensor)
-        is_parts = watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module)
-        return is_parts and not is_more and key in self.notes.get(watched.owner, ())
-
-    def note(self, watched: Watched, key: str) -> None:
-        """Accepts a difference that does not matter, so that the next comparison is fast."""
-        is_new = key not in watched.before and key not in COMFYUIS
-        if key in watched.now:
-            watched.before[key] = snapshot(watched.now[key])
-        else:
-            watched.before.pop(key, None)
-        if is_new and watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module):
-            self.notes.setdefault(watched.owner, set()).add(key)
+    def notes(self) -> dict[torch.nn.Module, set[str]]:
+        """Returns the attributes that nodes have set for their own code, by part."""
+        parts = [
+            each for each in self.watched[True] if each.kind == ATTRIBUTES and isinstance(each.owner, torch.nn.Module)
+        ]
+        found = {each.owner: each.before.keys() - each.names - {*COMFYUIS} for each in parts}
+        return {part: names for part, names in found.items() if names}
 
 
 def are_equal(now: list, before: list) -> bool:
@@ -173,21 +164,19 @@ def differing(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
 
 def matters(watched: Watched, name: str) -> bool:
     """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
-    value, was_there = watched.now.get(name), name in watched.before
-    if watched.names is not None and name not in watched.names:
-        return False
+    value, was_there = watched.now.get(name), name in (watched.names or watched.before)
     if watched.kind == ATTRIBUTES:
         if name in COMFYUIS or name.startswith("_") and not callable(value):
             return False
         if is_own_method(watched.owner, name, value):  # a node has put it back
             return False
         is_more = callable(value) or isinstance(value, torch.Tensor)
-        return is_more or was_there and not equal(value, watched.before[name])
+        return is_more or was_there and not equal(value, watched.before.get(name))
     if watched.kind == METHODS and name in OF_NEW_OBJECTS:
         return False
-    if watched.kind in (FUNCTIONS, TORCHS) and not was_there:  # nobody in ComfyUI reads a new name
+    if watched.kind == FUNCTIONS and not was_there:  # nobody in ComfyUI reads a new name
         return False
-    if watched.kind in (METHODS, FUNCTIONS, TORCHS):
+    if watched.kind in (METHODS, FUNCTIONS):
         return is_code(value) or is_code(watched.before.get(name)) or is_setting(watched, name)
     return True
 
@@ -218,14 +207,14 @@ def foreign_functions(functions: Sequence[Watched]) -> Iterator[Change]:
     for each in functions:
         if each.kind == METHODS and not is_comfyuis(file_of(each.owner)):
             continue
-        is_others = is_not_torchs if each.kind == TORCHS else is_foreign
+        is_others = is_not_torchs if each.owner in TORCH else is_foreign
         for name, value in each.now.items():
-            if (each.names is None or name in each.names) and is_others(getattr(value, "__func__", value)):
+            if name in (each.names or each.now) and is_others(getattr(value, "__func__", value)):
                 yield Change(each.path + name, each, name)
 
 
-def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] | None = None) -> Watched:
-    return Watched(now, now.copy(), path, kind, owner, None if names is None else frozenset(names))
+def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] = ()) -> Watched:
+    return Watched(now, now.copy(), path, kind, owner, frozenset(names))
 
 
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
@@ -243,7 +232,7 @@ def watch_attributes(owner: Any, path: str) -> Watched:
         name: value if name.startswith("_") or name in COMFYUIS else snapshot(value)
         for name, value in vars(owner).items()
     }
-    return Watched(vars(owner), before, path, ATTRIBUTES, owner)
+    return Watched(vars(owner), before, path, ATTRIBUTES, owner, frozenset(before))
 
 
 def snapshot(value: Any) -> Any:
@@ -315,29 +304,12 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     return found
 
 
-def names_in_code(values: Iterable[Any]) -> Iterator[str]:
-    """Yields the names in the code of functions, and in that of the methods of classes and of those inside of them."""
-    for value in values:
-        for each in vars(value).values() if isinstance(value, type) else ():
-            if not isinstance(each, type) or each.__qualname__.startswith(f"{value.__qualname__}."):
-                yield from names_in_code([each])
-        function: Any = getattr(value, "fget", getattr(value, "__func__", value))
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        if isinstance(code, types.CodeType):
-            yield from (name for own in codes_in(code) for name in own.co_names)
-
-
 def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
     places = namespaces_of(module)
-    code: list[Any] = classes_of(module)
     for name, place in places.items():
         yield watch(vars(place), f"{name}.", FUNCTIONS, place)
-        code += (value for value in vars(place).values() if getattr(value, "__module__", None) == name)
-    used = set(names_in_code(code))
-    for name, names in NAMED.items():
-        if name not in places:
-            place = importlib.import_module(name)
-            yield watch(vars(place), f"{name}.", FUNCTIONS, place, used.intersection(names))
-            used.update(names_in_code(vars(place)[each] for each in names))
-    for place in TORCH:
-        yield watch(vars(place), f"{place.__name__}.", TORCHS, place, used & vars(place).keys())
+    for name in NAMED.keys() - places.keys():
+        place = importlib.import_module(name)
+        yield watch(vars(place), f"{name}.", FUNCTIONS, place, NAMED[name])
+    yield watch(vars(torch), "torch.", FUNCTIONS, torch, COMPUTING)
+    yield watch(vars(torch.nn.functional), "torch.nn.functional.", FUNCTIONS, torch.nn.functional)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -27,7 +27,6 @@ from ...worker.comfyui.patched_options import (
 )
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
-from ..errors import Refused
 from .attention_kernels import find_kernel
 from .describe import Inside, describe_changes
 from .facts import Facts
@@ -37,11 +36,7 @@ from .module_guard import Change
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
 # Options that code outside of the model's own classes reads, and that may be more than data. Options that neither
 # reads are for the nodes' own wrappers, which run here.
-READ_BY_CLASSES = {
-    OVERRIDE: "an attention override",
-    "model_patch_data": "a model patch's data",
-    "x_ref_attn_map": "a map of attention to references",
-}
+READ_BY_CLASSES = (OVERRIDE, "model_patch_data", "x_ref_attn_map")
 # Options that ComfyUI makes anew for each call.
 MADE_FOR_A_CALL = ("cond_or_uncond", "sigmas", "sample_sigmas")
 # Options that a class writes its own results into, for its next call.
@@ -57,19 +52,19 @@ def describe_call(
     options: Options,
     changes: Iterable[Change],
     patches: Mapping[str, Any],
-    notes: Mapping[torch.nn.Module, Iterable[str]],
+    notes: Callable[[], Mapping[torch.nn.Module, Iterable[str]]],
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns a call's options in the form that goes to the ranks, with the changes of the module, and why the ranks
     cannot run the call; empty if they can.
 
-    patches: objects that a patcher put in, by path. notes: attributes that nodes keep on parts of the model.
+    patches: objects that a patcher put in, by path. notes: returns attributes that nodes keep on parts of the model.
     """
     inside.begin()
     described, reasons = describe_changes(inside, changes, patches)
     encoded, more = encode_options(options, inside)
     if inside.has_unknown:
         try:
-            inside.add_notes(notes)
+            inside.add_notes(notes())
         except UnsendableError as error:
             reasons.append(f"what a node keeps on its parts ({error})")
     inside.keep_rank_tokens()
@@ -203,25 +198,16 @@ def is_data(name: str, options: Options) -> bool:
 
 def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those `torch.compile` arguments of ComfyUI's node with which the ranks compile the blocks; none if they
-    do not.
-
-    Raises Refused for CUDA graphs. Ranks exchange and fetch into other memory in each forward, and a CUDA graph would
-    read the old one.
-    """
+    do not, as for CUDA graphs: ranks exchange and fetch into other memory in each forward, and a CUDA graph would read
+    the old one."""
     if not arguments:
         return {}
-    backend = arguments["backend"]
-    if not isinstance(backend, str):
-        log_once("The ranks run the model without torch.compile, whose backend is a function here.")
-        return {}
-    mode, options = arguments.get("mode"), arguments.get("options") or {}
+    backend, mode, options = arguments["backend"], arguments.get("mode"), arguments.get("options") or {}
     asked = [each for each in (mode, backend, *(name for name in options if options[name])) if each in WITH_CUDA_GRAPHS]
-    if asked:
-        raise Refused(
-            f"The parallel model cannot honour torch.compile's {asked[0]}, which makes CUDA graphs: ranks exchange "
-            "tokens inside of blocks.",
-            "Use the backend inductor without a mode, or with max-autotune-no-cudagraphs.",
-        )
+    if asked or not isinstance(backend, str):
+        why = f"whose {asked[0]} makes CUDA graphs" if asked else "whose backend is a function here"
+        log_once(f"The ranks run the model without torch.compile, {why}.")
+        return {}
     log_once(f"The ranks compile the model's blocks ({backend}), which takes the first step longer.")
     options = {name: value for name, value in options.items() if type(value) in PLAIN}
     return {"backend": backend, "mode": mode, "dynamic": arguments.get("dynamic"), "options": options}

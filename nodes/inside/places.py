@@ -16,7 +16,7 @@ from ...parallel_backend.models.checks import modules_at
 from ...parallel_backend.models.spec import ModelSpec
 from ...worker.comfyui.patched_options import PATCHES, REPLACED
 from ...worker.inside.changes import FUNCTIONS, METHODS
-from .module_guard import TORCHS, Watched
+from .module_guard import Watched
 
 # By part of ComfyUI's options, the places where its classes run functions before, around or after whole blocks.
 BETWEEN = {PATCHES: ("post_input", "noise_refiner", "double_block", "single_block"), REPLACED: ("dit",)}
@@ -56,7 +56,7 @@ class BlockPlaces:
 
     def has_change(self, watched: Watched) -> bool:
         """Whether code that was put there runs between the blocks."""
-        if not self.paths or watched.kind in (FUNCTIONS, TORCHS):
+        if not self.paths or watched.kind == FUNCTIONS:
             return False
         owner: Any = watched.owner
         return owner in self.outside if watched.kind == METHODS else not watched.path.startswith(self.paths)

@@ -343,7 +343,7 @@ class RemoteModule:
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""
-        self.sampling = Sampling(self.new_inside())
+        self.sampling = Sampling(self.new_inside(is_one_machine=not self.group.settings.machines))
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

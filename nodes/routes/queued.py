@@ -15,7 +15,6 @@ from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.device import CPU
 from ...parallel_backend.errors import Explained
 from ...worker.host.client import WorkerGroup
-from ..inside.origins import COMFYUIS_NODES
 from ..model.host_file import WEIGHT_DTYPES, describe_host_file
 from ..parallel_plan import choose_plan, parse_plan, resolve_plan
 from ..workers.ahead import prepare_model
@@ -24,6 +23,7 @@ from .loaded_file import find_loaded
 
 PARALLELIZE = "ParallelDiT_Parallelize"
 MODEL = "MODEL"
+COMFYUIS_NODES = "nodes"  # ComfyUI's module, not this package
 WAIT_SECONDS = 5.0  # for ComfyUI to accept the prompt
 POLL_SECONDS = 0.05
 

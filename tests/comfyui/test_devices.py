@@ -142,7 +142,7 @@ def test_without_a_group_the_nodes_give_the_stock_nodes_bits_and_say_why(alone: 
 
 
 def test_a_network_that_has_a_parallel_vae_takes_the_stock_one_into_the_ranks(alone: dict[str, Any]) -> None:
-    assert alone["origin"]
+    assert alone["needed"]
 
 
 def test_who_asks_for_an_error_gets_it_without_a_group(alone: dict[str, Any]) -> None:

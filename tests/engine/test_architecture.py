@@ -60,7 +60,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "worker.rank": (("memory", "channels"), ("*",)),
     "nodes": (
         ("errors", "compat"),
-        ("workers", "plan_words", "assumptions"),
+        ("workers", "plan_words", "assumptions", "weights_file"),
         ("costs", "inside"),
         ("model",),
         ("class_label", "load_dit", "parallel_plan", "remote_vae"),
@@ -94,7 +94,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy", "greenlet"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
-    "worker.inside": ("comfy", "folder_paths"),
+    "worker.inside": ("comfy", "safetensors"),
     "worker.rank.memory": ("pynvml",),  # optional
     "worker.rank.model.attention_kernels": ("comfy",),
     "worker.rank.model.host_model": ("comfy",),

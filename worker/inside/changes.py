@@ -57,11 +57,8 @@ def add_hook(
 
 
 def set_value(kind: str, _model: torch.nn.Module, owner: Any, key: str, present: bool, value: Any) -> Callable[[], Any]:
-    if kind == CLASSES:
-        cls, owner.__class__ = type(owner), value
-        return lambda: setattr(owner, "__class__", cls)
-    if kind in (METHODS, FUNCTIONS):
-        before = vars(owner).get(key, MISSING)
+    if kind in (CLASSES, METHODS, FUNCTIONS):
+        before = type(owner) if kind == CLASSES else vars(owner).get(key, MISSING)
         setattr(owner, key, value) if present else delattr(owner, key)
         return lambda: delattr(owner, key) if before is MISSING else setattr(owner, key, before)
     slots: dict[str, Any] = parts_of(owner) if kind == PARTS else vars(owner)

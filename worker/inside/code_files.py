@@ -15,16 +15,15 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..wire.tensors import UnsendableError
-from ..wire.tree import PLAIN
 
 COMFYUIS = ("comfy", "comfy_extras", "comfy_api")  # the folders of ComfyUI with such code
 # Installed packages. Of their code, only what computes is known by its name: see `is_harmless`.
@@ -69,18 +68,14 @@ class CodeFiles:
         place = self.place_of(file)
         if place.count("/") == 2 and place.endswith(f"/{INIT}") and place[0] != "0":
             raise UnsendableError(f"{file} is a node pack's {INIT}, which the ranks do not run.")
-        return {"file": place, "hash": hash_of_loaded(file), "package": self.values_of_package(place)}
+        return {"file": place, "hash": self.hash_of(place, hash_of_loaded)}
 
-    def values_of_package(self, place: str) -> dict[str, Any]:
-        """Returns those plain values of the node pack's own package that a module imports from it, or a module that
-        this one imports. All others, such as keys of services, stay in ComfyUI's process."""
+    def hash_of(self, place: str, hash_file: Callable[[str], str]) -> str:
+        """Returns the hash of a file, with that of the node pack's own package, whose constants modules may import."""
         number, name, *rest = place.split("/")
-        folder = os.path.join(self.roots[int(number)], name)
-        package = find_module(os.path.join(folder, INIT)) if number != "0" and rest else None
-        values = vars(package) if package else {}
-        names = find_package_names(self.path_of(place), folder) if values else set()
-        given = sorted(name for name in names & values.keys() if not name.startswith("__"))
-        return {name: values[name] for name in given if type(values[name]) in PLAIN}
+        package = os.path.join(self.roots[int(number)], name, INIT)
+        files = [self.path_of(place), *([package] if number != "0" and rest and os.path.isfile(package) else [])]
+        return " ".join(map(hash_file, files))
 
     def path_of(self, place: str) -> str:
         """Raises ValueError for what is in none of the folders."""
@@ -95,7 +90,7 @@ class CodeFiles:
         """Returns the module of a file. Raises ValueError if the file is another than ComfyUI's process has."""
         place = named["file"]
         path = self.path_of(place)
-        if hash_of(path) != named["hash"]:
+        if self.hash_of(place, hash_of) != named["hash"]:
             raise ValueError(f"{path} is another file here")
         number, *parts = place.removesuffix(".py").split("/")
         if comfyui := sys.modules.get(COMFYUIS[0]):
@@ -104,7 +99,7 @@ class CodeFiles:
             if number == "0":
                 module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
             else:
-                module = load_of_pack(self.roots[int(number)], parts, named.get("package", {}))
+                module = load_of_pack(self.roots[int(number)], parts)
         if os.path.realpath(str(module.__file__)) != os.path.realpath(path):
             raise ValueError(f"{path} is hidden by {module.__file__}")
         return module
@@ -119,17 +114,6 @@ class CodeFiles:
                 raise ValueError(f"{module.__file__} defines no class {path!r:.100}")
         return found
 
-    def find_function(self, named: dict[str, Any], path: str) -> Callable[..., Any]:
-        """Returns a function that a file defines; of a method, that of a new object. Raises ValueError for anything
-        else."""
-        owner, _, name = path.rpartition(".")
-        module = self.load(named)
-        found: Any = getattr(self.find_class(named, owner)() if owner else module, name, None)
-        code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
-        if code is None or os.path.realpath(code.co_filename) != os.path.realpath(str(module.__file__)):
-            raise ValueError(f"{module.__file__} defines no function {path!r:.100}")
-        return found
-
 
 def import_comfyuis(name: str) -> types.ModuleType:
     """Imports a module that code names as an attribute of ComfyUI's package. ComfyUI's process has imported all of
@@ -140,58 +124,27 @@ def import_comfyuis(name: str) -> types.ModuleType:
         raise AttributeError(f"{COMFYUIS[0]} has no module {name!r}.") from error
 
 
-@cache
-def find_module(file: str) -> types.ModuleType | None:
-    """Returns the module of a file that this process has imported."""
-    found = (each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType))
-    named = ((str(vars(each).get("__file__")), each) for each in found)
-    end = os.path.join(os.path.basename(os.path.dirname(file)), os.path.basename(file))
-    real = os.path.realpath(file)
-    return next((each for own, each in named if own.endswith(end) and os.path.realpath(own) == real), None)
+def constant_of(file: str, name: str) -> Any:
+    """Returns a constant of a node pack's own package, which is not run. Raises AttributeError for any other name, such
+    as one that is assigned again: only running the package would say which value counts."""
+    tree = ast.parse(Path(file).read_bytes() if os.path.isfile(file) else b"")
+    times = sum(each in (name, "*") for node in ast.walk(tree) for each in names_bound(node))
+    found = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+    ]
+    if times != 1 or len(found) != 1 or not isinstance(found[0], ast.Constant):
+        raise AttributeError(f"The ranks know no value of {name!r} in {file}, which they do not run.")
+    return found[0].value
 
 
-def find_package_names(file: str, folder: str) -> set[str]:
-    """Returns the names that Python imports from a node pack's own package while it imports one of the pack's modules,
-    or later in functions of these modules. folder: the package's."""
-    found: set[str] = set()
-    seen: set[str] = set()
-    waiting = [file]
-    while waiting:
-        path = waiting.pop()
-        if path in seen or not path.startswith(folder + os.sep) or not os.path.isfile(path):
-            continue
-        seen.add(path)
-        around = Path(path).relative_to(folder).parents  # Python imports these packages first
-        waiting += [os.path.join(folder, each, INIT) for each in around if each.name]
-        for source, names in relative_imports(path, os.stat(path).st_mtime_ns):
-            waiting += [
-                f"{each}{end}"
-                for each in (source, *(os.path.join(source, name) for name in names))
-                for end in (".py", f"{os.sep}{INIT}")
-            ]
-            if source == folder:
-                found.update(names)
-    return found
-
-
-@cache
-def relative_imports(file: str, _changed: int) -> list[tuple[str, list[str]]]:
-    """Returns what a module imports relative to its place: paths without a suffix, and the names from there; instead of
-    a star, all names in the module."""
-    try:
-        nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
-    except (SyntaxError, ValueError):
-        return []
-    found = []
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.level:
-            names = [each.name for each in node.names]
-            if "*" in names:
-                names = sorted({each.id for each in nodes if isinstance(each, ast.Name)})
-            above = [os.pardir] * (node.level - 1)
-            source = os.path.join(os.path.dirname(file), *above, *(node.module or "").split("."))
-            found.append((os.path.normpath(source), names))
-    return found
+def names_bound(node: ast.AST) -> Iterator[str]:
+    """Yields the names that a node of a module's code gives a value to."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from (each.asname or each.name.partition(".")[0] for each in node.names)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
 
 
 def find_package_folders(paths: Sequence[str]) -> set[str]:
@@ -201,9 +154,9 @@ def find_package_folders(paths: Sequence[str]) -> set[str]:
     return found | {path for path in paths if path and any(Path(path).glob("*.dist-info"))}
 
 
-def load_of_pack(root: str, parts: Sequence[str], values: Mapping[str, Any]) -> types.ModuleType:
-    """Imports a module of a node pack. The pack's own package is there by name and path, with the plain values that
-    modules import. It is not run."""
+def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
+    """Imports a module of a node pack. The pack's own package is there by name and path, with its constants. It is not
+    run."""
     package = PACKAGE + hashlib.sha256(root.encode()).hexdigest()[:8]
     if package not in sys.modules:
         sys.modules[package] = types.ModuleType(package)
@@ -212,8 +165,8 @@ def load_of_pack(root: str, parts: Sequence[str], values: Mapping[str, Any]) -> 
         pack = f"{package}.{parts[0]}"
         if pack not in sys.modules:
             sys.modules[pack] = types.ModuleType(pack)
-            sys.modules[pack].__path__ = [os.path.join(root, parts[0])]
-        vars(sys.modules[pack]).update(values)
+            sys.modules[pack].__path__ = [folder := os.path.join(root, parts[0])]
+            vars(sys.modules[pack])["__getattr__"] = partial(constant_of, os.path.join(folder, INIT))
     name = ".".join([package, *parts]).removesuffix(".__init__")
     try:
         return importlib.import_module(name)

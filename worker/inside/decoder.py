@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
-from .loaded import LoadedFiles, patcher_of
 from .object_graph import DICTS, HOSTS, OF_RANKS, VALUES, Encoded, State, key_of, replaced_tensors, set_slot, slots_of
 
 
 class Held(NamedTuple):
-    """An object here. keeps_tensors: see `Entry`. known: the slots that ComfyUI's process has."""
+    """An object here. stays: see `Entry`. known: the slots that ComfyUI's process has."""
 
     value: Any
     kind: str
-    keeps_tensors: bool
+    stays: bool
     known: dict[str, Encoded]
 
 
@@ -32,7 +32,7 @@ class Decoder:
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
         self.files, self.model, self.device = files, model, device
-        self.loaded = LoadedFiles(files)
+        self.read = functools.cache(load_file)  # files with networks' weights
         self.run = ""
         self.objects: dict[str, Held] = {}
         self.names: dict[int, str] = {}
@@ -42,20 +42,24 @@ class Decoder:
         """Forgets the objects of another run."""
         if run != self.run:
             self.run, self.objects, self.names = run, {}, {}
-            if run:
-                self.loaded.start_run()
+            self.read.cache_clear()
 
     @property
     def networks(self) -> list[Any]:
         """ComfyUI's patchers of the networks that run inside of the model or beside it."""
-        found = (each for each in self.objects.values() if each.kind in (tags.LOADED, tags.PATCHER))
-        return list(dict.fromkeys(patcher_of(each.value) for each in found))
+        found = [each.value for each in self.objects.values() if each.kind == tags.PATCHER]
+        if not found:
+            return []
+        from comfy.sd import VAE
+
+        of_vaes = [each.value.patcher for each in self.objects.values() if isinstance(each.value, VAE)]
+        return [each for each in found if each not in of_vaes]
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
         new = [(each[tags.REF], *each[tags.NEW]) for each in changes if tags.NEW in each]
-        for name, kind, made, keeps in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
-            self.add(name, kind, self.make(kind, made), keeps)
+        for name, kind, made, stays in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
+            self.add(name, kind, self.make(kind, made), stays)
         for each in changes:
             target, kind, _, known = self.objects[each[tags.REF]]
             for key, value in each[tags.SLOTS]:
@@ -68,18 +72,15 @@ class Decoder:
             for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
-        for name, kind, made, _ in new:
+        for name, kind, *_ in new:
             target = self.objects[name].value
-            if kind == tags.FUNCTION:
-                target.__defaults__ = self.decode(made["defaults"])
-                target.__kwdefaults__ = self.decode(made["keywords"])
-            elif kind == tags.PATCHER:  # its network has its weights now
+            if kind == tags.PATCHER:  # its network has its weights now
                 target.__init__(target.model, self.device(), HOSTS["cpu"])
 
-    def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
+    def add(self, name: str, kind: str, value: Any, stays: bool) -> None:
         if name.startswith(OF_RANKS):
             self.count = max(self.count, int(name.removeprefix(OF_RANKS)) + 1)
-        self.objects[name] = Held(value, kind, keeps_tensors, {})
+        self.objects[name] = Held(value, kind, stays, {})
         self.names[id(value)] = name
 
     def make(self, kind: str, made: Encoded) -> Any:
@@ -92,19 +93,21 @@ class Decoder:
         if kind == tags.FUNCTION:
             return self.make_function(made["code"], made["name"], made["cells"])
         if kind == tags.TENSOR:
-            return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
+            is_parameter, *page = made
+            tensor = self.read(page[0])[page[1]] if page else torch.empty(0)
+            return torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
         if kind == tags.NAMESPACE:
             return self.decode(made)
-        if kind == tags.LOADED:
-            return self.loaded.load(**made)
         if kind == tags.PATCHER:
             from comfy.model_patcher import ModelPatcher
 
             return ModelPatcher.__new__(ModelPatcher)
-        if kind in (tags.LAZY, tags.OBJECT):
-            cls: Any = self.decode(made if kind == tags.OBJECT else made[0])
-            cls = cls if kind == tags.OBJECT else self.loaded.lazy_class(cls, made[1])
-            return cls.__new__(cls)
+        if kind == tags.OBJECT:
+            cls: Any = self.decode(made)
+            found = cls.__new__(cls)
+            if issubclass(cls, torch.nn.Module):
+                torch.nn.Module.__init__(found)
+            return found
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
     def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:
@@ -163,8 +166,8 @@ class Decoder:
         here."""
         found: State = {}
         tensors: dict[str, torch.Tensor] = {}
-        for name, (target, kind, keeps_tensors, known) in list(self.objects.items()):
-            if name not in self.objects:  # a tensor of a slot that has another now
+        for name, (target, kind, stays, known) in list(self.objects.items()):
+            if stays or name not in self.objects:  # a tensor of a slot that has another now
                 continue
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
             changed: dict[str, list[Any]] = {}
@@ -172,7 +175,7 @@ class Decoder:
                 if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
                 try:
-                    encoded = self.encode(value, None if keeps_tensors else tensors, kind in (tags.LIST, tags.SET))
+                    encoded = self.encode(value, tensors, kind in (tags.LIST, tags.SET))
                 except UnsendableError:
                     continue
                 if key not in known or key_of(known[key]) != key_of(encoded):
@@ -186,7 +189,7 @@ class Decoder:
                 found[name] = changed
         return found, tensors
 
-    def encode(self, value: Any, tensors: dict[str, torch.Tensor] | None, is_list: bool) -> Encoded:
+    def encode(self, value: Any, tensors: dict[str, torch.Tensor], is_list: bool) -> Encoded:
         """Encodes a value for ComfyUI's process. Raises UnsendableError."""
         if type(value) in PLAIN:
             return value
@@ -196,7 +199,7 @@ class Decoder:
             return {tags.TUPLE: [self.encode(each, tensors, False) for each in value]}
         if id(value) in self.names:
             return {tags.REF: self.names[id(value)]}
-        if type(value) is not torch.Tensor or tensors is None:
+        if type(value) is not torch.Tensor:
             raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
         name = f"{OF_RANKS}{self.count}"
         self.add(name, tags.TENSOR, value, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import itertools
 import json
 import types
@@ -27,27 +26,41 @@ from .object_graph import (
     key_of,
     replaced_tensors,
     set_slot,
-    slot_names,
     slots_of,
 )
 
 NONE: Mapping[type, Any] = {}
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
-COMFYUIS = "comfy."  # the package of its models' classes
 # What a class has whose body is empty, such as ComfyUI's model_sampling.
 OF_EMPTY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
 OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.13 on
 
 
-class Origin(NamedTuple):
-    """How an object came from a file. load: the function, or the method of a class without state. found_by: the other
-    arguments of `LoadedFiles.load`. attributes: of an object, those that need no file; None if the object is what was
-    loaded. cls: the object's class in the ranks."""
+class Needed(NamedTuple):
+    """What the ranks need of an object. cls: its class there; None for the patcher of a network, which they make.
+    attributes: in the order in which they are described."""
 
-    load: Callable[..., Any]
-    found_by: Mapping[str, Any]
-    attributes: Mapping[str, Any] | None = None
-    cls: type = object
+    cls: type | None
+    attributes: Mapping[str, Any]
+
+
+class Network:
+    """A network as it was when it was described. names: of its objects. functions, classes: that these name."""
+
+    def __init__(
+        self, module: torch.nn.Module, names: set[str], functions: list[types.FunctionType], classes: dict[type, None]
+    ) -> None:
+        self.names, self.functions, self.classes = names, functions, classes
+        parts = [vars(part) for part in module.modules()]
+        self.now = [each for part in parts for each in (part, *part.values()) if isinstance(each, (dict, list, set))]
+        self.before = [each.copy() for each in self.now]
+        self.versions = [(tensor, version_of(tensor)) for tensor in (*module.parameters(), *module.buffers())]
+
+    def is_same(self) -> bool:
+        try:  # identity is compared first
+            return self.now == self.before and all(version_of(tensor) == was for tensor, was in self.versions)
+        except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
+            return False
 
 
 class Version(NamedTuple):
@@ -83,8 +96,9 @@ def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
     return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
 
 
-def has_attributes(value: Any) -> bool:
-    return hasattr(value, "__dict__") or bool(slot_names(type(value)))
+def has_slots(value: Any) -> bool:
+    """Whether an object keeps values elsewhere than among its attributes."""
+    return not hasattr(value, "__dict__") or any(vars(each).get("__slots__") for each in type(value).__mro__)
 
 
 def installed_name(value: Any) -> str | None:
@@ -102,8 +116,9 @@ class Encoder:
     """The graph in ComfyUI's process.
 
     parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
-    its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. origins: for classes of
-    objects that were loaded from a file, what tells how; None for a patcher whose network is described like any object.
+    its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. needed: for classes of
+    which the ranks need only some attributes, what tells which. share_weights: puts the weights of a network into a
+    file that the ranks can map; returns each tensor's file and its name there, by id.
     """
 
     def __init__(
@@ -112,35 +127,39 @@ class Encoder:
         parts: Mapping[int, str],
         methods: Mapping[int, tuple[str, str]],
         not_sent: Sequence[type] = (),
-        origins: Mapping[type, Callable[[Any], Origin | None]] = NONE,
+        needed: Mapping[type, Callable[[Any], Needed]] = NONE,
+        share_weights: Callable[[torch.nn.Module], Mapping[int, tuple[str, str]]] = lambda _network: {},
     ) -> None:
-        self.files, self.parts, self.methods, self.not_sent, self.origins = files, parts, methods, not_sent, origins
+        self.files, self.parts, self.methods, self.not_sent, self.needed = files, parts, methods, not_sent, needed
+        self.share_weights = share_weights
         self.numbers = itertools.count()
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
+        self.fresh: set[str] = set()  # those that were looked at since the last `changes`
+        self.networks: dict[str, Network] = {}  # by the name of the patcher
+        self.pages: dict[int, tuple[str, str]] = {}  # of tensors: the file that has them, and their name there
         self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
         self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
-        self.keeps_tensors = False  # whether tensors that are found now stay in the ranks
-        # Functions and classes that the last values name, and methods of these classes, by name.
+        self.stays = False  # whether what the ranks change of objects that are found now stays there
+        # Functions and classes that the last values name.
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}  # in order
-        self.methods_of: dict[str, list[types.FunctionType]] = {}
 
     def begin(self) -> None:
-        """Looks at all objects again."""
-        self.seen = set()
+        """Looks at all objects again, but for networks that are as they were."""
+        self.seen = {name for each in self.networks.values() if each.is_same() for name in each.names}
         self.forget_code()
 
     @property
     def has_code(self) -> bool:
-        """Whether functions or objects were named."""
-        return bool(self.functions or self.methods_of)
+        """Whether functions or classes were named."""
+        return bool(self.functions or self.classes)
 
     def forget_code(self) -> None:
         """Forgets which functions were named."""
-        self.functions, self.classes, self.methods_of = [], {}, {}
+        self.functions, self.classes = [], {}
 
     def forget_sent(self) -> None:
         """Called when the ranks have forgotten all objects. `changes` returns all of them again."""
@@ -150,6 +169,8 @@ class Encoder:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
         found = []
         for name, entry in self.entries.items():
+            if name in self.sent and name not in self.fresh:
+                continue
             before = self.sent.get(name, {})
             slots = [
                 list(slot) for key, slot in entry.slots.items() if key not in before or differs(before[key], slot[1])
@@ -157,10 +178,11 @@ class Encoder:
             if entry.kind == tags.TENSOR:
                 slots = [[key, version.tensor] for key, version in slots]
             gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
-            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made, entry.keeps_tensors]}
+            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made, entry.stays]}
             if new or slots or gone:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
                 self.sent[name] = kept(entry.slots)
+        self.fresh = set()
         return found
 
     def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -168,7 +190,7 @@ class Encoder:
         for name, tensor in tensors.items():
             self.objects[name] = tensor
             self.names[id(tensor)] = name
-            self.entries[name] = Entry(tags.TENSOR, False, only_slot(Version(tensor, version_of(tensor))))
+            self.entries[name] = Entry(tags.TENSOR, [False], only_slot(Version(tensor, version_of(tensor))))
             self.sent[name] = kept(self.entries[name].slots)
         for name, slots in state.items():
             entry = self.entries[name]
@@ -215,6 +237,17 @@ class Encoder:
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and (name := installed_name(value)):
             return {tags.NAMED: name}
         return self.refer(value)
+
+    def encode_or_forget(self, value: Any) -> Encoded:
+        """Encodes a value. If a part of it cannot be sent, forgets all of it, and raises UnsendableError."""
+        before = set(self.entries)
+        try:
+            return self.encode(value)
+        except UnsendableError:
+            for name in self.entries.keys() - before:
+                del self.entries[name]
+            self.seen &= self.entries.keys()
+            raise
 
     def encode_all(self, values: Iterable[Any]) -> list[Encoded]:
         return [self.encode(each) for each in values]
@@ -266,7 +299,12 @@ class Encoder:
         name = self.name(value)
         if name not in self.seen:
             self.seen.add(name)  # first, because an object may hold itself
-            self.entries[name] = self.enter(value)._replace(keeps_tensors=self.keeps_tensors)
+            self.fresh.add(name)
+            entry = self.enter(value)
+            self.entries[name] = entry._replace(stays=self.stays or entry.stays)
+        if network := self.networks.get(name):
+            self.functions += network.functions
+            self.classes |= network.classes
         return {tags.REF: name}
 
     def add_variables(self, owner: Any, values: Mapping[str, Any], are_all: bool = False) -> None:
@@ -274,6 +312,7 @@ class Encoder:
         whether others that were named before are gone."""
         name = self.name(owner)
         before = self.entries[name].slots if name in self.entries and not are_all else {}
+        self.fresh.add(name)
         self.entries[name] = Entry(tags.NAMESPACE, self.encode(owner), {**before, **self.slots(values)})
 
     def enter(self, value: Any) -> Entry:
@@ -288,13 +327,12 @@ class Encoder:
         if type(value) in DICTS.values():
             factory = self.encode_factory(getattr(value, "default_factory", None))
             return Entry(tags.DICT, [type(value).__name__, factory], self.slots(value))
-        if find := next((find for cls, find in self.origins.items() if isinstance(value, cls)), None):
-            return self.enter_loaded(value, find(value))
+        if find := next((find for cls, find in self.needed.items() if isinstance(value, cls)), None):
+            return self.enter_needed(value, find(value))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
-        if isinstance(value, (*BUILT_IN, *self.not_sent)) or not has_attributes(value) or is_torchs:
+        if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
-        self.note_methods(kind)
         return Entry(tags.OBJECT, self.encode_class(kind), self.slots(slots_of(value, tags.OBJECT)))
 
     def encode_factory(self, factory: Any) -> Encoded:
@@ -303,21 +341,34 @@ class Encoder:
             return self.encode(factory)
         raise UnsendableError("A defaultdict whose values a function makes cannot be sent to the ranks.")
 
-    def enter_loaded(self, value: Any, origin: Origin | None) -> Entry:
-        """The ranks load it from its file by the same code."""
-        if origin is None:
-            return Entry(tags.PATCHER, None, self.slots(slots_of(value, tags.PATCHER)))
-        made = {"code": self.name_file(file_of(origin.load)), "name": origin.load.__qualname__, **origin.found_by}
-        if origin.attributes is None:
-            return Entry(tags.LOADED, made, {})
-        return Entry(tags.LAZY, [self.encode_class(origin.cls), made], self.slots(origin.attributes))
+    def enter_needed(self, value: Any, needed: Needed) -> Entry:
+        """Nobody in ComfyUI's process reads what the ranks change of it."""
+        stays, self.stays = self.stays, True
+        try:
+            if needed.cls is None:
+                return self.enter_patcher(value, needed.attributes)
+            return Entry(tags.OBJECT, self.encode_class(needed.cls), self.slots(needed.attributes), True)
+        finally:
+            self.stays = stays
+
+    def enter_patcher(self, value: Any, attributes: Mapping[str, Any]) -> Entry:
+        self.pages |= self.share_weights(value.model)
+        seen, before, name = set(self.seen), (self.functions, self.classes), self.name(value)
+        self.functions, self.classes = [], {}
+        slots = self.slots(attributes)
+        self.networks[name] = Network(value.model, {name, *self.seen - seen}, self.functions, self.classes)
+        self.functions, self.classes = before
+        return Entry(tags.PATCHER, None, slots, True)
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsendableError("A weight of the model cannot be sent to the ranks, which have it.")
         if value.is_meta or value.layout != torch.strided:
             raise UnsendableError("A tensor without numbers cannot be sent to the ranks.")
-        return Entry(tags.TENSOR, type(value) is torch.nn.Parameter, only_slot(Version(value, version_of(value))))
+        is_parameter = type(value) is torch.nn.Parameter
+        if page := self.pages.get(id(value)):
+            return Entry(tags.TENSOR, [is_parameter, *page], {})
+        return Entry(tags.TENSOR, [is_parameter], only_slot(Version(value, version_of(value))))
 
     def enter_function(self, value: types.FunctionType) -> Entry:
         self.functions.append(value)
@@ -328,10 +379,8 @@ class Encoder:
             "code": [self.name_file(code.co_filename), mark_of(code)],
             "name": value.__qualname__,
             "cells": self.encode_all(value.__closure__ or ()),
-            "defaults": self.encode(value.__defaults__),
-            "keywords": self.encode(value.__kwdefaults__),
         }
-        return Entry(tags.FUNCTION, made, self.slots(vars(value)))
+        return Entry(tags.FUNCTION, made, self.slots(slots_of(value, tags.FUNCTION)))
 
     def slots(self, values: Mapping[Any, Any]) -> dict[str, tuple[Encoded, Encoded]]:
         found = {}
@@ -339,14 +388,3 @@ class Encoder:
             name = self.encode(key)
             found[key_of(name)] = (name, self.encode(value))
         return found
-
-    def note_methods(self, cls: type) -> None:
-        """Remembers the methods of a class, which functions may call. ComfyUI's code calls those of its classes that
-        this class replaces."""
-        called = {name for each in cls.__mro__ if each.__module__.startswith(COMFYUIS) for name in vars(each)}
-        for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            if isinstance(function, types.FunctionType):
-                self.methods_of.setdefault(name, []).append(inspect.unwrap(function))
-                if name in called and not name.startswith("__"):
-                    self.functions.append(inspect.unwrap(function))

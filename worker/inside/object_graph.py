@@ -9,12 +9,11 @@ in the ranks, and what a node changes in between reaches them.
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import json
-import types
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +31,8 @@ OF_PATCHERS = (
     *(name for name in COMFYUIS if name != "training"),
 )
 MODEL = "model"  # of a patcher
+OF_MODULES = vars(torch.nn.Module())  # what each module has from the start, such as dicts for hooks
+OF_FUNCTIONS = ("__defaults__", "__kwdefaults__")
 # Values that cannot change, by their tag: the class, what such a value is made from, and what makes it.
 VALUES: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tags.TUPLE: (tuple, list, tuple),
@@ -53,12 +54,12 @@ State = dict[str, dict[str, Any]]
 
 class Entry(NamedTuple):
     """An object with a name. kind, made: what is needed to make it. slots: by key in JSON, its key and value.
-    keeps_tensors: whether tensors that a rank puts into it stay there, because nobody else reads them."""
+    stays: whether what a rank changes of it stays there, because nobody else reads that."""
 
     kind: str
     made: Encoded
     slots: dict[str, tuple[Encoded, Encoded]]
-    keeps_tensors: bool = False
+    stays: bool = False
 
 
 def key_of(encoded: Encoded) -> str:
@@ -79,13 +80,6 @@ def refs_in(encoded: Encoded) -> set[str]:
     return {encoded[tags.REF]} if tags.REF in encoded else {name for each in encoded.values() for name in refs_in(each)}
 
 
-@cache
-def slot_names(cls: type) -> list[str]:
-    """Returns the attributes that a class has in `__slots__`."""
-    found = [vars(each) for each in cls.__mro__ if "__slots__" in vars(each)]
-    return [name for each in found for name, value in each.items() if isinstance(value, types.MemberDescriptorType)]
-
-
 def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> None:
     """Sets a slot of an object, or removes it."""
     if kind == tags.CELL:
@@ -98,16 +92,16 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
     elif kind == tags.SET:
         target.clear()
         target.update(value)
-    elif kind == tags.NAMESPACE:
+    elif kind in (tags.NAMESPACE, tags.FUNCTION):
         setattr(target, key, value) if present else delattr(target, key)
-    elif kind == tags.OBJECT and key in slot_names(type(target)):
-        object.__setattr__(target, key, value) if present else object.__delattr__(target, key)
     else:
         slots = target if kind == tags.DICT else vars(target)
         if present:
             slots[key] = value
         else:
             slots.pop(key, None)
+            if isinstance(target, torch.nn.Module) and key in OF_MODULES:
+                slots[key] = copy.copy(OF_MODULES[key])
 
 
 def slots_of(target: Any, kind: str) -> dict[Any, Any]:
@@ -118,13 +112,14 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
             return {}
     if kind in (tags.LIST, tags.SET):
         return {tags.ONLY_SLOT: list(target) if kind == tags.LIST else sorted(target, key=repr)}
-    if kind in (tags.TENSOR, tags.LOADED):
+    if kind == tags.TENSOR:
         return {}
     if kind == tags.DICT:
         return dict(target)
-    if kind == tags.PATCHER:
-        return {MODEL: target.model}
-    names = slot_names(type(target)) if kind == tags.OBJECT else []
-    found = {name: getattr(target, name) for name in names if hasattr(target, name)} | getattr(target, "__dict__", {})
-    is_network = kind == tags.OBJECT and isinstance(target, torch.nn.Module)
-    return {name: value for name, value in found.items() if name not in OF_PATCHERS} if is_network else found
+    if kind == tags.FUNCTION:
+        return {**vars(target), **{name: getattr(target, name) for name in OF_FUNCTIONS}}
+    found = vars(target).items()
+    if kind == tags.OBJECT and isinstance(target, torch.nn.Module):
+        found = [(name, value) for name, value in found if name not in OF_MODULES or value != OF_MODULES[name]]
+        return {name: value for name, value in found if name not in OF_PATCHERS}
+    return dict(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 # Kinds of objects that can change.
 LIST, DICT, SET, OBJECT, FUNCTION, CELL, TENSOR = "list", "dict", "set", "object", "function", "cell", "tensor"
 NAMESPACE = "namespace"  # of a module or a class: some of its variables
-LOADED, LAZY = "loaded", "lazy"  # a network from a file; an object that loads its network when it is used
 PATCHER = "patcher"  # ComfyUI's, of a network that is described like any object
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"

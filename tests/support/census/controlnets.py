@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.support.census.changes import requests, wrapped
 from tests.support.census.rows import Row, as_stock, equal, habit, ignored, refused
 
 SEED, ADAPTER = 7, "a T2I adapter"
+NO_FILE, OF_A_PACK, LOCKED = "no file", "a pack's class", "a lock in it"
 # ComfyUI's, whose loader takes their own names: module, class, config, and whether it begins with the model's.
 CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
     "flux": ("comfy.ldm.flux.controlnet", "ControlNetFlux", {"depth_single_blocks": 0}, True),
@@ -45,8 +45,8 @@ def controlled(
     sampled = census.sample(row, changed, positive=positive, negative=negative)
     if getattr(model, "remote", None) is not None:
         is_sent = census.group.runs.kept[0].residuals > 0
-        must_be = change is read or not {"no file", ADAPTER}.isdisjoint(kinds)
-        assert is_sent == must_be, "the ranks compute those of files"
+        must_be = change is read or not {OF_A_PACK, LOCKED, ADAPTER}.isdisjoint(kinds)
+        assert is_sent == must_be, "the ranks compute those of ComfyUI's classes"
     return [sampled]
 
 
@@ -105,26 +105,6 @@ def take_over(model: Any) -> Any:
     return wrapped(model, wrapper)
 
 
-def overwritten(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """The file of a ControlNet is overwritten after ComfyUI loaded it."""
-    network = census.a_controlnet("flux", row, model)
-    file = census.base / "models" / "controlnet" / "flux.safetensors"
-    whole = file.read_bytes()
-    try:
-        weights = load_file(file)
-        file.unlink()
-        save_file(
-            {name: 2 * weight if weight.is_floating_point() else weight for name, weight in weights.items()}, file
-        )
-        positive, negative = census.apply_controlnets(row, model, ["flux"], 0.0, network)
-        found = census.sample(row, model, positive=positive, negative=negative)
-    finally:
-        file.unlink()
-        file.write_bytes(whole)
-    assert getattr(model, "remote", None) is None or census.group.runs.kept[0].residuals > 0
-    return [found]
-
-
 def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """The hint, which is the same in all steps, goes to the ranks with the first one."""
     positive, negative = census.apply_controlnets(row, model, ["flux"], 0.0)
@@ -139,11 +119,12 @@ CONTROLNET_HABITS = {
     "a ControlNet whose hint is sent once": habit(equal(), sent_once),
     "a ControlNet and a pack's block": habit(equal(), beside, "a replaced block", "flux", shared="ulysses=2"),
     "a ControlNet from 30 % on": habit(equal(), controlled, "flux"),
-    "a ControlNet after one of no file": habit(equal(), controlled, "no file", "flux"),
+    "a ControlNet after one of no file": habit(equal(), controlled, NO_FILE, "flux"),
+    "a ControlNet after one that cannot be described": habit(equal(), controlled, LOCKED, "flux"),
+    "a ControlNet after one of a pack's class": habit(equal(), controlled, OF_A_PACK, "flux"),
     "a ControlNet that a node reads": habit(equal(), partial(controlled, change=read), "flux"),
-    "a ControlNet whose file is overwritten": habit(equal(), overwritten),
-    "a ControlNet after one of no file as stock": habit(
-        as_stock(), partial(controlled, change=take_over), "no file", "flux"
+    "a ControlNet after one of a pack's class as stock": habit(
+        as_stock(), partial(controlled, change=take_over), OF_A_PACK, "flux"
     ),
     "a ControlNet of Qwen-Image": habit(equal("qwen"), controlled, "qwen"),
     "a Fun ControlNet of Qwen-Image": habit(equal("qwen"), controlled, "qwen fun"),
@@ -155,8 +136,8 @@ CONTROLNET_HABITS = {
     "a ControlNet under PipeFusion": habit(
         equal(), partial(looped, asked="cfg=2"), "flux", plan={"pipefusion": 2}, less="cfg=2"
     ),
-    "a ControlNet of no file under the Parallel Sampler": habit(
-        refused("ComfyUI's device computes in each step"), looped, "no file", ours=True
+    "a ControlNet of a pack's class under the Parallel Sampler": habit(
+        refused("ComfyUI's device computes in each step"), looped, OF_A_PACK, ours=True
     ),
     "a ControlNet and a T2I adapter of a UNet": habit(equal("sd15"), controlled, "sd15", ADAPTER, shared="ulysses=2"),
     "a T2I adapter of another UNet": habit(ignored("unet"), controlled, ADAPTER, shared="ulysses=2"),

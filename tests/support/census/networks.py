@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 from tests.support.cases.host.base import fill_weights, of_comfyui
 from tests.support.cases.host.networks import FUN, ONE_BLOCK, lllite_network
-from tests.support.census.controlnets import ADAPTER, CONTROLNETS
+from tests.support.census.controlnets import ADAPTER, CONTROLNETS, LOCKED, NO_FILE, OF_A_PACK
 from tests.support.census.loading import Loading
 from tests.support.census.rows import Row
 from tests.support.host.stock_prompts import ALL
@@ -88,11 +89,15 @@ class GivenNetworks(Loading):
                 "mask_1": 1 - mask, "mask_2": mask}  # fmt: skip
 
     def a_controlnet(self, kind: str, row: Row, model: Any) -> Any:
-        """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or "no file",
-        or ADAPTER."""
-        if kind == "no file":
+        """One of ComfyUI's, as large as the row's model. kind: of CONTROLNETS, from a file; or NO_FILE,
+        OF_A_PACK, LOCKED, or ADAPTER."""
+        if kind in (NO_FILE, OF_A_PACK, LOCKED):
+            control = importlib.import_module("comfy.controlnet").ControlNet
             network = self.module(*CONTROLNETS["flux"][:2], row.model, latent_input=True)
-            return importlib.import_module("comfy.controlnet").ControlNet(
+            made = of_a_pack(control) if kind == OF_A_PACK else control
+            if kind == LOCKED:
+                network.middle_of_a_step = threading.Lock()
+            return made(
                 network,
                 latent_format=model.get_model_object("latent_format"),
                 compression_ratio=1,
@@ -130,6 +135,17 @@ class GivenNetworks(Loading):
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")
         return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
+
+
+def of_a_pack(control: Any) -> Any:
+    """A class of ControlNets that a pack derives from ComfyUI's."""
+
+    def copy(own: Any) -> Any:
+        copied = control.copy(own)
+        copied.__class__ = type(own)
+        return copied
+
+    return type("PackControlNet", (control,), {"copy": copy})
 
 
 def t2i_adapter(channels: tuple[int, ...] = (32, 64, 128, 128)) -> dict[str, torch.Tensor]:

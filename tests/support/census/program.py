@@ -52,7 +52,6 @@ class Census(GivenNetworks):
         asyncio.run(self.nodes.init_builtin_extra_nodes())
         self.base = Path(base)
         self.load_pack()
-        importlib.import_module("pack.nodes.inside.origins").keep_files_of_networks()
         module = importlib.import_module("pack.worker.host.client")
         self.group = module.WorkerGroup("cpu", self.base / "group")
         self.models: dict[tuple, Any] = {}

@@ -43,8 +43,8 @@ def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> dict[str,
     shared, half = (vaes.ParallelizeVAE.execute(stock, dtype).result[0] for dtype in ("auto", "bf16"))
     decoded = stock.decode(latents)
     found["decoded"] = [each.decode(latents).equal(decoded) for each in (shared, shared, half)]
-    origin = importlib.import_module("pack.nodes.inside.origins").origin_of_vae
-    found["origin"] = origin(shared) == origin(stock)
+    needed = importlib.import_module("pack.nodes.inside.networks").needed_of_vae
+    found["needed"] = needed(shared) == needed(stock)
     refused, told = dict(found), list(said)
     object.__setattr__(ours.stand_in.group.settings, "when_not_parallel", "refuse")
     for name, run in {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import importlib.util
-import json
 import os
 import sys
 import threading
@@ -20,7 +19,7 @@ import torch
 
 from worker.inside.code_files import CodeFiles, find_package_folders
 from worker.inside.decoder import Decoder
-from worker.inside.encoder import Encoder
+from worker.inside.encoder import Encoder, Needed
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
@@ -52,8 +51,10 @@ class Keeper:
 
 
 class Slotted:
-    __slots__ = ("steps", "unset")
+    __slots__ = ("steps",)
 
+
+class State:
     def __init__(self):
         self.steps = 0
 
@@ -101,7 +102,7 @@ def local():
 
 
 def combined():
-    class Both(Slotted, Locked):
+    class Both(State, Locked):
         pass
 
     return Both()
@@ -115,7 +116,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     (root / "packs" / "pack").mkdir(parents=True)
     (root / "comfy").mkdir()
-    (root / "packs" / "pack" / "__init__.py").write_text("def own():\n    return 1\n\n\nLIMIT = own() + 2\n")
+    (root / "packs" / "pack" / "__init__.py").write_text(
+        "def own():\n    return 1\n\n\nLIMIT = 3\nTWICE = 1\nTWICE = 2\nCOMPUTED = own()\n"
+        "IF_THERE = 1\ntry:\n    import absent\nexcept ImportError:\n    IF_THERE = 0\n"
+    )
     (root / "packs" / "pack" / "inside.py").write_text(CODE)
     (root / "packs" / "pack" / "other.py").write_text(
         "from . import LIMIT\n\n\ndef double(value):\n    return (LIMIT - 1) * value\n"
@@ -201,15 +205,13 @@ def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both,
     assert not hasattr(own, "label")
 
 
-def test_slots_named_tuples_and_default_dicts_are_there_and_what_they_count_comes_back(
-    both: Both, code: ModuleType
-) -> None:
-    state = code.Slotted()
+def test_named_tuples_and_default_dicts_are_there_and_what_they_count_comes_back(both: Both, code: ModuleType) -> None:
+    state = code.State()
     settings = code.Settings(frozenset({1, 2}), collections.defaultdict(int))
     there = both.send((code.stepping(state, settings), state, settings, code.halve, code.third))
     assert there[0](6) == 5
     assert there[0](6) == 5
-    assert (there[1].steps, hasattr(there[1], "unset")) == (2, False)
+    assert there[1].steps == 2
     assert (there[2].blocks, dict(there[2].counts)) == ({1, 2}, {6: 2})
     assert there[3](4) == 2 and there[4](6) == 2
     assert not hasattr(there[3], "__wrapped__"), "a rank keeps no gradients anyway"
@@ -221,8 +223,8 @@ def test_an_empty_class_made_in_a_function_is_made_of_its_bases(both: Both, code
     one, other = code.combined(), code.combined()
     there, second = both.send((one, other))
     assert type(there) is type(second) and type(there).__name__ == "Both"
-    assert [base.__name__ for base in type(there).__bases__] == ["Slotted", "Locked"]
-    assert type(there).__bases__[0] is type(both.send(code.Slotted()))
+    assert [base.__name__ for base in type(there).__bases__] == ["State", "Locked"]
+    assert type(there).__bases__[0] is type(both.send(code.State()))
 
 
 def test_what_a_closure_cannot_send_is_no_empty_cell(both: Both, code: ModuleType) -> None:
@@ -311,6 +313,7 @@ def test_what_cannot_be_described_is_named(both: Both, root: Path, code: ModuleT
         "lock": code.Locked(),
         "inside of a function": code.local(),
         "A generator": (each for each in ()),
+        "A Slotted": code.Slotted(),
         "threading.py is neither of ComfyUI": threading.current_thread(),
         "without numbers": meta,
         "of this pack": CodeFiles.load,
@@ -343,59 +346,33 @@ def test_a_file_gives_only_what_it_defines(both: Both, code: ModuleType, name: s
     named = files.name(str(code.__file__))
     with pytest.raises(ValueError, match="defines no class"):
         both.decoder.decode({"class": [named, name]})
-    if name != "Keeper.__init__":
-        with pytest.raises(ValueError, match=r"defines no (class|function)"):
-            files.find_function(named, name)
 
 
-KEYED = {
-    "__init__.py": "KEY, LIMIT, LATER, SIZE, __version__ = 'secret of a service', 3, 5, 7, '1'\n",
-    "code.py": "from .other import double\n\n\ndef run(value):\n    return double(value)\n",
-    "other.py": "from . import LIMIT\n\n\ndef double(value):\n    return LIMIT * value\n",
-    "inner/__init__.py": "from .. import LATER\n",
-    "inner/late.py": "from .. import *\n\n\ndef late():\n    return SIZE + LATER\n",
-    "service.py": "from . import KEY\n",
-}
+def test_a_network_is_described_once_and_again_after_a_change(root: Path) -> None:
+    class Patcher:
+        def __init__(self, model: torch.nn.Module) -> None:
+            self.model = model
+
+    patcher, pages = Patcher(torch.nn.Linear(2, 2)), {}
+    pages[id(patcher.model.weight)] = ("a file", "weight")
+    needed = lambda value: Needed(None, {"model": value.model})  # noqa: E731
+    encoder = Encoder(CodeFiles(str(root)), {}, {}, needed={Patcher: needed}, share_weights=lambda _network: pages)
+
+    def describe() -> list[Any]:
+        encoder.begin()
+        encoder.encode(patcher)
+        return [each["new"][1] for each in encoder.changes() if each.get("new", [""])[0] == "tensor"]
+
+    assert describe() == [[True, "a file", "weight"], [True]]
+    before = dict(encoder.entries)
+    assert describe() == [] and all(encoder.entries[name] is entry for name, entry in before.items())
+    patcher.model.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    assert describe() == [[True]]
 
 
-@pytest.fixture
-def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a node pack that has values in its package."""
-    for name, text in KEYED.items():
-        file = tmp_path / "packs" / "keyed" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        os.utime(file, (time.time() - 1e6,) * 2)  # as if it had been there before this process began
-    monkeypatch.syspath_prepend(tmp_path / "packs")
-    importlib.import_module("keyed.service")
-    return tmp_path
-
-
-def test_a_rank_gets_the_values_that_its_code_imports_gathered_once_in_a_sampling(
-    keyed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered: list[str] = []
-    gather = CodeFiles.values_of_package
-    noted = lambda files, place: (gathered.append(place), gather(files, place))[1]  # noqa: E731
-    monkeypatch.setattr(CodeFiles, "values_of_package", noted)
-    files = CodeFiles(str(keyed), [str(keyed / "packs")])
-    run, late = importlib.import_module("keyed.code").run, importlib.import_module("keyed.inner.late").late
-    encoder = Encoder(files, {}, {})
-
-    def load_there(function: Any) -> ModuleType:
-        """The function's module in a rank, after three calls of the model."""
-        for _ in range(3):
-            encoder.begin()
-            encoder.encode(function)
-        sent = json.dumps(encoder.changes())
-        assert "secret" not in sent
-        ((change),) = json.loads(sent)
-        return files.load(change["new"][1]["code"][0])
-
-    there = load_there(run)
-    package = sys.modules[str(there.__package__)]
-    assert there.run(2) == 6 and there.run is not run
-    assert (package.LIMIT, hasattr(package, "LATER")) == (3, False)
-    assert load_there(late).late() == 12
-    assert (package.LATER, package.SIZE, hasattr(package, "KEY")) == (5, 7, False)
-    assert gathered == ["1/keyed/code.py", "1/keyed/inner/late.py"]
+def test_a_rank_has_the_constants_of_a_packs_package_and_nothing_else_of_it(both: Both, code: ModuleType) -> None:
+    package: Any = sys.modules[both.send(code.stepping).__globals__["__package__"]]
+    assert package.LIMIT == 3
+    for name in ("TWICE", "COMPUTED", "IF_THERE", "own"):
+        with pytest.raises(AttributeError, match="which they do not run"):
+            getattr(package, name)

@@ -160,7 +160,6 @@ class HostModel:
     def forget(self) -> None:
         """Forgets the last run. The networks that nodes added leave the device."""
         self.start_run("")
-        self.decoder.loaded.free_device()
 
     def start_run(self, run: str) -> None:
         """Forgets the last run if this is another, and removes what its functions left on the model."""

@@ -1,0 +1,70 @@
+"""What the ranks need of networks that run inside of the model or beside it, of ControlNets and of VAEs. Weights are in
+files in memory, which the ranks map."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import comfy.controlnet
+import comfy.model_patcher
+import comfy.sd
+import torch
+
+from ...parallel_backend.compat import buffers_of, parameters_of
+from ...worker.inside.encoder import Needed
+from ...worker.inside.object_graph import MODEL
+from ...worker.wire.tensors import UnsendableError
+from ..errors import Refused
+from ..weights_file import FileInMemory
+
+SHARED = "paralleldit"  # attribute of a VAE that ranks share
+PATCHER = "patcher"  # attribute of ComfyUI's VAE
+OF_CONTROLNET = "control_model_wrapped"  # attribute of ComfyUI's ControlNet: its network's patcher
+# The attributes of a ControlNet that count in the ranks: ComfyUI's process prepares the arguments of its network.
+OF_CONTROLNETS = (
+    *(OF_CONTROLNET, "control_model", "extra_args", "global_average_pooling", "strength_type", "manual_cast_dtype"),
+)
+OF_ONE_CONTROLNET = {"previous_controlnet": None, "timestep_percent_range": (0.0, 1.0)}
+_files: weakref.WeakKeyDictionary[torch.nn.Module, FileInMemory] = weakref.WeakKeyDictionary()
+
+
+def needed_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Needed:
+    """Raises UnsendableError for a network with patches."""
+    if patcher.patches or patcher.object_patches or patcher.hook_patches:
+        raise UnsendableError("A network was changed after it was loaded.")
+    return Needed(None, {MODEL: patcher.model})
+
+
+def needed_of_controlnet(control: comfy.controlnet.ControlNet) -> Needed:
+    return Needed(type(control), {name: getattr(control, name) for name in OF_CONTROLNETS} | OF_ONE_CONTROLNET)
+
+
+def needed_of_vae(vae: comfy.sd.VAE) -> Needed:
+    attributes = {name: value for name, value in vars(vae).items() if name != SHARED}
+    return Needed(comfy.sd.VAE if SHARED in vars(vae) else type(vae), {PATCHER: vae.patcher, **attributes})
+
+
+NEEDED: Mapping[type, Callable[[Any], Needed]] = {
+    comfy.model_patcher.ModelPatcher: needed_of_network,
+    comfy.sd.VAE: needed_of_vae,
+    comfy.controlnet.ControlNet: needed_of_controlnet,
+}
+
+
+def share_weights(network: torch.nn.Module) -> dict[int, tuple[str, str]]:
+    """Puts the weights of a network into a file in memory, if it is not there. Returns each tensor's file and its name
+    there, by id. Raises UnsendableError if they have no room."""
+    weights = {
+        f"{path}.{name}".removeprefix("."): weight
+        for path, part in network.named_modules()
+        for name, weight in {**parameters_of(part), **buffers_of(part)}.items()
+        if type(weight) in (torch.Tensor, torch.nn.Parameter) and not weight.is_meta
+    }
+    try:
+        if network not in _files or not _files[network].has(weights):
+            _files[network] = FileInMemory(weights, "network")
+    except Refused as error:
+        raise UnsendableError(str(error)) from error
+    return {id(weight): (str(_files[network].path), name) for name, weight in weights.items()}
