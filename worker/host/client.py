@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..comfyui.controls import take_new
-from ..comfyui.patched_options import compile_key
 from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire import operations as ops
@@ -38,7 +37,6 @@ class WorkerGroup(Supervisor):
         """See Supervisor and Setup."""
         super().__init__(Setup(device, settings or Settings(), impossible), folder)
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
-        self.loads = 0  # how many models were loaded; step times of different models are not compared
 
     @property
     def is_on_comfyuis_card(self) -> bool:
@@ -73,7 +71,6 @@ class WorkerGroup(Supervisor):
             if known.model == (source, plan):
                 return ""
             known.model, known.conditions = None, SentConditions()
-            self.loads += 1
             reply, _ = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
             return reply.get(ops.BESIDE, "")
@@ -121,8 +118,7 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
-            size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            size = size if method in ops.ENTRIES else None
+            size = tuple(tuple(tensor.shape) for tensor in fresh.values()) if method in ops.ENTRIES else None
             reply, results = self._request(header, {**fresh, **new}, check, size=size)
             on_reply(reply, take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
@@ -153,7 +149,7 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)
-            size = (tuple(tensors["noise"].shape), call.steps, compile_key(passes[0].kwargs))
+            size = (tuple(tensors["noise"].shape), call.steps)
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
@@ -299,12 +295,11 @@ class WorkerGroup(Supervisor):
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
         operation, done = ops.OPERATIONS[header["op"]], False
-        kind = (operation.name, self.loads, size) if size else None
         if size:
             self.runs.sized(operation.name, size)
         self.changed.set()
         try:
-            reply, results = session.request(header, tensors, check, on_step, kind)
+            reply, results = session.request(header, tensors, check, on_step)
             done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation

@@ -9,7 +9,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,12 @@ from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_comman
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.job_channel import HostChannel
-from ..wire.operations import OPERATIONS, operation_of
+from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
 from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
-from ..wire.protocol import FAILED, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
+from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState
-from .pace import STILL_SECONDS, Pace
 from .sent_conditions import SentConditions
 from .silence import UNKNOWN, Silence
 
@@ -37,6 +36,9 @@ REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to repor
 SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
 LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank that goes on, see Silence
+# The longest time in which no rank begins or ends an exchange, or reads on in a file, by when the ranks exchange. A
+# block takes seconds. A whole forward may take long, and so may a load.
+STILL_SECONDS = {IN_BLOCKS: 600.0, ONCE: 3600.0, NEVER: math.inf}
 WAS_STOPPED = Explanation("It was stopped.")
 
 Check = Callable[[], None]
@@ -56,14 +58,12 @@ class Session:
         """
         self.ranks = ranks
         self.settings = settings
-        self.pace = Pace()
         self.known = KnownState()
         self.known.note_import(source or {})
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request was cancelled, and its reply has not come yet
-        self.step_kind: Hashable | None = None  # of the running step; None in requests without steps
-        self.step_began, self.step_patience = 0.0, math.inf  # see `Pace.patience`
+        self.began = 0.0  # when the last request did
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
@@ -159,15 +159,9 @@ class Session:
         self.control.close()
 
     def request(
-        self,
-        header: Header,
-        tensors: Tensors,
-        check: Check,
-        on_step: OnStep | None = None,
-        kind: Hashable | None = None,
+        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None
     ) -> tuple[Header, Tensors]:
-        """Sends a request and returns its reply. kind: requests of one kind have steps of the same length. Large
-        latents arrive on the device of the request's first tensor.
+        """Sends a request and returns its reply. Large latents arrive on the device of the request's first tensor.
 
         Raises WorkerGroupError if the group dies, and RequestRefused in a callback of another request. An exception in
         `check` or `on_step` cancels the request.
@@ -178,8 +172,7 @@ class Session:
             self.known.conditions = SentConditions()  # those that were to be sent are not
             raise RequestRefused("The ranks are at work on the sampling in which they are asked for this.")
         self.last_id += 1
-        self.begin_step(kind)
-        self.operation = header["op"]
+        self.began, self.operation = time.monotonic(), header["op"]
         try:
             self.job_channel.send(encode({**header, "id": self.last_id}, tensors))
         except (ConnectionError, ProtocolError) as error:
@@ -189,11 +182,11 @@ class Session:
             raise
         try:
             device = next((tensor.device for tensor in tensors.values()), None)
-            reply, results = self._next_reply(check, kind, device)
+            reply, results = self._next_reply(check, device)
             while "event" in reply:
                 if on_step:
                     on_step(reply, results.get("denoised"))
-                reply, results = self._next_reply(check, kind, device)
+                reply, results = self._next_reply(check, device)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
         except BaseException:  # ComfyUI's interrupt is not an Exception
@@ -248,29 +241,19 @@ class Session:
         doing = operation_of({"op": self.operation}).doing
         return WorkerGroupError(*why.because(f"The worker group ended while it was {doing}.\n"))
 
-    def _next_reply(self, check: Check, kind: Hashable | None, device: torch.device | None) -> tuple[Header, Tensors]:
+    def _next_reply(self, check: Check, device: torch.device | None) -> tuple[Header, Tensors]:
         """Returns the next event or reply of the last request."""
         check()  # at least once, even if the answer is already there
-        self.begin_step(kind)
         self._await_message(check)
-        reply, results = self.job_channel.receive(device)
-        self.pace.note(kind, time.monotonic() - self.step_began)
-        return reply, results
-
-    def begin_step(self, kind: Hashable | None) -> None:
-        """Notes that a step begins, or a request without steps."""
-        self.step_kind, self.step_began, self.step_patience = kind, time.monotonic(), self.pace.patience(kind)
+        return self.job_channel.receive(device)
 
     def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
-        """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it came.
-        Ends the session if the running step takes far longer than earlier ones."""
+        """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it
+        came."""
         while not self.incoming.select(POLL_SECONDS):
             check()
             if time.monotonic() > deadline:
                 return False
-            if time.monotonic() - self.step_began > (patience := self.step_patience):
-                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
-                self.end_stuck(reason)
         return True
 
     def cancel(self, job: int) -> None:
@@ -281,12 +264,12 @@ class Session:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
     def check_progress(self, status: Header) -> None:
-        """Ends the session if no rank has moved for too long in a request, or a first step, for which there is no pace.
-        status: the ranks'."""
-        if not self.operation or math.isfinite(self.step_patience):
+        """Ends the session if no rank has moved for too long in a request. status: the ranks'."""
+        if not self.operation:
             return
-        bound = STILL_SECONDS[status["exchanges"] if self.step_kind else ONCE if self.ranks > 1 else NEVER]
-        if min(status["still"], time.monotonic() - self.step_began) > bound:
+        runs_model = self.operation in (CALL.name, SAMPLE.name)
+        bound = STILL_SECONDS[status["exchanges"] if runs_model else ONCE if self.ranks > 1 else NEVER]
+        if min(status["still"], time.monotonic() - self.began) > bound:
             self.end_stuck(f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck.")
 
     def end_stuck(self, reason: str) -> None:
