@@ -17,7 +17,7 @@ import torch
 
 from ..errors import Explanation, RequestRefused, WorkerGroupError
 from ..launch.logs import collect_stacks
-from ..launch.process import WorkerProcess, is_alive
+from ..launch.process import WorkerProcess, explain_silence, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
@@ -29,13 +29,13 @@ from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState
 from .sent_conditions import SentConditions
-from .silence import UNKNOWN, Silence
 
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to report which one failed
 SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
-LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank that goes on, see Silence
+LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank whose process may go on
+STUCK = "it is stopped, or stuck"
 # The longest time in which no rank begins or ends an exchange, or reads on in a file, by when the ranks exchange. A
 # block takes seconds. A whole forward may take long, and so may a load.
 STILL_SECONDS = {IN_BLOCKS: 600.0, ONCE: 3600.0, NEVER: math.inf}
@@ -68,7 +68,7 @@ class Session:
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
         self.ending = threading.Lock()
-        self.silences: dict[int, Silence] = {}  # by rank
+        self.silent: set[int] = set()  # ranks that have not answered for too long, but whose processes go on
         started = time.monotonic()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ class Session:
         self.end(Explanation(reason, advice, details))
 
     def check_life(self) -> None:
-        """Ends the session if a rank has been silent for too long, and does not go on, see Silence."""
+        """Ends the session if a rank has been silent for too long."""
         patience = allowed_silence(self.operation, self.settings.silence_seconds)
         try:
             status = self.control.ask({"op": "status"}, patience / 2)
@@ -306,21 +306,20 @@ class Session:
 
     def _find_dead(self, beats: Sequence[float], patience: float) -> dict[int, str]:
         """Returns the dead ranks, each with what was seen of it. beats: by rank, the seconds of its silence."""
-        here = self._pids_here()
-        noticed = [rank for rank, seconds in enumerate(beats[: len(here)]) if seconds > patience / 2]
-        self.silences = {rank: self.silences.get(rank) or Silence(here[rank]) for rank in noticed}
+        here, dead = self._pids_here(), {}
         # The connection to another machine reports its silence with more detail. So wait a little for that.
         bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
-        dead = {}
         for rank, seconds in enumerate(beats):
             if seconds <= bound:
+                self.silent.discard(rank)
                 continue
-            silence = self.silences.get(rank)
-            lives, seen = silence.look() if silence else (False, UNKNOWN)
-            if silence is None or not lives or seconds > LOADING_TIMES * bound:
-                dead[rank] = seen
+            seen = explain_silence(here[rank]) if rank < len(here) else STUCK
+            if seen or seconds > LOADING_TIMES * bound:
+                dead[rank] = seen or STUCK
                 continue
-            silence.log(f"Rank {rank} has not answered for {seconds:.0f} s: {seen}")
+            if rank not in self.silent:
+                logging.warning("[ParallelDiT] Rank %d has not answered for %.0f s; its process runs.", rank, seconds)
+            self.silent.add(rank)
             if rank == 0:  # which collects the beats of the others
                 return {}
         return dead
