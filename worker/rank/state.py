@@ -37,7 +37,7 @@ FIGURES_SECONDS = 0.25  # the least time between figures while a request runs; a
 
 
 class RankVae(NamedTuple):
-    """One of ComfyUI's own VAEs. source: where it was loaded from. parallel: the same VAE, run by all ranks together."""
+    """One of ComfyUI's own VAEs, run by all ranks together. source: where it was loaded from."""
 
     source: VaeSource
     parallel: ParallelVAE
