@@ -21,7 +21,9 @@ from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
+from ...worker.comfyui.source import weight_files
 from ...worker.settings import SettingsError
+from ...worker.wire.file_marks import mark_files
 from ...worker.wire.json_object import parse_object
 from ..model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
 from ..model.model_files import PICKLE_SUFFIXES
@@ -250,20 +252,13 @@ def find_model(question: Question) -> tuple[HostFile | None, list[dict[str, str]
                 f"{path.name} is a pickle checkpoint, which is not read before the run.",
                 "Its plan is known after the first run.",
             )
-        return read_headers(path, stamp_files(path), question.weight_dtype), [], []
+        return read_headers(path, mark_files(weight_files(path)), question.weight_dtype), [], []
     except (RequestError, OSError) as error:
         return None, [], [str(error)]
 
 
-def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Returns a value that changes with the file, or with any file of the folder."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    states = ((file, file.stat()) for file in files if file.is_file())
-    return tuple((str(file), state.st_mtime_ns, state.st_size) for file, state in states)
-
-
 @functools.lru_cache(maxsize=32)
-def read_headers(path: Path, _stamp: tuple, dtype: str) -> HostFile:
+def read_headers(path: Path, _mark: str, dtype: str) -> HostFile:
     """Returns the model at this path, with weights of that dtype (by default ComfyUI's choice). Raises RequestError.
-    _stamp: of the files. Their headers are read again when it changes."""
+    _mark: of the files. Their headers are read again when it changes."""
     return describe_host_file(path, *WEIGHT_DTYPES.get(dtype, (None, False)))
