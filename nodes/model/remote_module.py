@@ -35,7 +35,7 @@ from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ..compat import runs_wrappers
 from ..errors import Refused
-from ..inside.controls import add_control_facts, encode_control, residuals_of
+from ..inside.controls import add_control_facts, encode_control
 from ..inside.describe import Inside, describe_changes
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
@@ -143,10 +143,6 @@ class RemoteModule:
                 raise
             return self.stock.run(args, kwargs)
         parts = [part.to(like) for part in answer]
-        if self.sampling.record_residuals(residuals_of(given.get(CONTROL))):
-            size = self.sampling.residuals
-            self.group.runs.note(residuals=size)
-            logging.info("[ParallelDiT] Each step sends %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -35,8 +35,7 @@ class RunRecord:
     the estimated seconds to its end; None if unknown.
 
     steps: for each step of the ranks, its seconds and the seconds of communication in it; a sampler's own step may
-    contain several. made: how many steps the ranks made. residuals: the most bytes of ControlNets that went to the
-    ranks with one step.
+    contain several. made: how many steps the ranks made.
 
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
     the first steps since the prediction, see `usual`. alone: the seconds of a usual step on one device, predicted or as
@@ -54,7 +53,6 @@ class RunRecord:
     total: int | None = None
     at: int = 0
     made: int = 0
-    residuals: int = 0
     predicted: float | None = None
     is_measured: bool = False
     alone: float | None = None
