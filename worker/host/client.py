@@ -118,8 +118,7 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
-            size = tuple(tuple(tensor.shape) for tensor in fresh.values()) if method in ops.ENTRIES else None
-            reply, results = self._request(header, {**fresh, **new}, check, size=size)
+            reply, results = self._request(header, {**fresh, **new}, check)
             on_reply(reply, take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
@@ -149,14 +148,13 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)
-            size = (tuple(tensors["noise"].shape), call.steps)
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
                 self.runs.progress(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
-            reply, results = self._request(header, {**tensors, **new}, check, noted, size)
+            reply, results = self._request(header, {**tensors, **new}, check, noted)
             on_reply(reply, take_state(results))
             return results["latents"]
 
@@ -287,16 +285,14 @@ class WorkerGroup(Supervisor):
                 raise WorkerGroupError(*error.explanation.advised(self.advise(session))) from error
 
     def _request(
-        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
+        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None
     ) -> tuple[Header, Tensors]:
-        """Sends a request, and returns its reply and its tensors. size: of the latents of its steps, if any."""
+        """Sends a request, and returns its reply and its tensors."""
         session = self.session
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
         operation, done = ops.OPERATIONS[header["op"]], False
-        if size:
-            self.runs.sized(operation.name, size)
         self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step)
