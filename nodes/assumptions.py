@@ -19,9 +19,8 @@ import comfy.model_base
 import comfy.samplers
 import torch
 
-from ..worker.comfyui.entry import leaves_by
+from ..worker.comfyui.entry import leaves_by, runs_wrappers
 from ..worker.wire.operations import FORWARD, INNER
-from .compat import runs_wrappers
 
 MODULE = "diffusion_model"
 

@@ -19,7 +19,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.costs.forward import Work
 from ...worker.comfyui.controls import CONTROL
-from ...worker.comfyui.entry import leaves_by
+from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
@@ -33,7 +33,6 @@ from ...worker.wire.operations import FORWARD, INNER, NO_KERNEL, STATE, WHOLE_ST
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
-from ..compat import runs_wrappers
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control
 from ..inside.describe import Inside, describe_changes
