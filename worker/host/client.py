@@ -18,8 +18,7 @@ from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import PREDICTION, Arguments, pack, pack_call
-from .known_state import KnownState
-from .sent_conditions import SentConditions
+from .known_state import KnownState, SentConditions
 from .session import Check, OnStep
 from .supervision import Setup, Supervisor
 

@@ -27,8 +27,7 @@ from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
-from .known_state import KnownState
-from .sent_conditions import SentConditions
+from .known_state import KnownState, SentConditions
 
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to report which one failed

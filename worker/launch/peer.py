@@ -29,8 +29,7 @@ class PeerConnection:
         self.reader = connection.makefile("rb")
 
     def keep(self, silence: float) -> None:
-        """Makes the kernel probe the other machine again and again. silence: after so many seconds without an answer, it
-        counts as lost."""
+        """Makes the kernel probe the other machine. silence: after so many seconds without an answer, it is lost."""
         self.silence = silence
         self.connection.settimeout(None)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
