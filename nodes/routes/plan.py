@@ -21,7 +21,6 @@ from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.source import weight_files
 from ...worker.settings import SettingsError
 from ...worker.wire.file_marks import mark_files
 from ...worker.wire.json_object import parse_object
@@ -36,9 +35,8 @@ from .loaded_file import find_loaded, list_missing
 from .memory_estimate import MemoryEstimate
 from .offers import list_offers, offer_fitting
 from .predicted import expect_plan, predict_plans
-from .question import Question, Sampler, read_question
+from .question import Question, Sampled, Sampler, read_question, resolve_asked, runs_on_all_ranks
 from .remedies import list_remedies
-from .sampled import Sampled, resolve_asked, runs_on_all_ranks
 
 MAX_RANKS = 256  # more are counted, but not listed
 
@@ -252,7 +250,8 @@ def find_model(question: Question) -> tuple[HostFile | None, list[dict[str, str]
                 f"{path.name} is a pickle checkpoint, which is not read before the run.",
                 "Its plan is known after the first run.",
             )
-        return read_headers(path, mark_files(weight_files(path)), question.weight_dtype), [], []
+        files = [each for each in sorted(path.rglob("*")) if each.is_file()] or [path]
+        return read_headers(path, mark_files(files), question.weight_dtype), [], []
     except (RequestError, OSError) as error:
         return None, [], [str(error)]
 

@@ -11,7 +11,7 @@ from ..parallel_plan import choose_plan
 from ..plan_words import Remark, ResolvedPlan, remark
 from ..workers.group import device_count
 from .memory_estimate import MemoryEstimate
-from .sampled import Sampled
+from .question import Sampled
 
 BEST = 3  # plans to show
 
