@@ -538,8 +538,7 @@ const KINDS = {
   'paralleldit.NoDenoiser': 'file',
   'paralleldit.UnknownModelError': 'model',
   'paralleldit.RequestError': 'refused',
-  'paralleldit.Refused': 'refused',
-  'paralleldit.NotInstalled': 'refused'
+  'paralleldit.Refused': 'refused'
 };
 
 /**
