@@ -6,8 +6,4 @@ from ..parallel_backend.errors import Explained
 
 
 class Refused(Explained, ValueError):
-    """An input or another node that this node cannot work with."""
-
-
-class NotInstalled(Explained, RuntimeError):
-    """A package that the workers need is not installed."""
+    """An input or another node that this node cannot work with, or a package that is not installed."""

@@ -17,12 +17,6 @@ const ID = 'paralleldit'
 const LOG_LINES = 200
 const PAUSE_MS = 350 // between two drawings
 
-/** Waits until the page is connected, and returns the id by which ComfyUI knows it. */
-async function getPageId() {
-  if (!api.clientId) await new Promise((resolve) => api.addEventListener('status', resolve, { once: true }))
-  return encodeURIComponent(api.clientId)
-}
-
 class Panel {
   constructor() {
     this.model = createModel()
@@ -42,6 +36,7 @@ class Panel {
     })
     api.addEventListener('reconnecting', () => this.setModel({ ...this.model, connected: false }))
     api.addEventListener('reconnected', () => this.ask())
+    api.addEventListener('status', () => this.ask(), { once: true }) // events begin with the connection
     onAnswer(() => this.drawSoon())
     onChange(() => this.ask()) // the devices may be others
     api.addEventListener('graphChanged', () => this.drawSoon()) // a node may have been removed
@@ -53,7 +48,7 @@ class Panel {
     const missed = []
     this.missed = missed
     try {
-      const response = await api.fetchApi(`/paralleldit/groups?listener=${await getPageId()}`)
+      const response = await api.fetchApi('/paralleldit/groups')
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json()
       const late = missed.map((event) => ({ ...event, log: [] }))

@@ -538,8 +538,7 @@ const KINDS = {
   'paralleldit.NoDenoiser': 'file',
   'paralleldit.UnknownModelError': 'model',
   'paralleldit.RequestError': 'refused',
-  'paralleldit.Refused': 'refused',
-  'paralleldit.NotInstalled': 'refused'
+  'paralleldit.Refused': 'refused'
 };
 
 /**
@@ -3218,7 +3217,6 @@ class RunRow {
     if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }));
     if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }));
     if (run.startup > LONG_START) numbers.push(t('panel.startup', { seconds: formatSeconds(run.startup) }));
-    if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }));
     setText(this.numbers, numbers.join(' · '));
     const factor = describeStep(run);
     setText(this.factor, factor);
@@ -3589,12 +3587,6 @@ const ID = 'paralleldit';
 const LOG_LINES = 200;
 const PAUSE_MS$1 = 350; // between two drawings
 
-/** Waits until the page is connected, and returns the id by which ComfyUI knows it. */
-async function getPageId() {
-  if (!api.clientId) await new Promise((resolve) => api.addEventListener('status', resolve, { once: true }));
-  return encodeURIComponent(api.clientId)
-}
-
 class Panel {
   constructor() {
     this.model = createModel();
@@ -3614,6 +3606,7 @@ class Panel {
     });
     api.addEventListener('reconnecting', () => this.setModel({ ...this.model, connected: false }));
     api.addEventListener('reconnected', () => this.ask());
+    api.addEventListener('status', () => this.ask(), { once: true }); // events begin with the connection
     onAnswer(() => this.drawSoon());
     onChange(() => this.ask()); // the devices may be others
     api.addEventListener('graphChanged', () => this.drawSoon()); // a node may have been removed
@@ -3625,7 +3618,7 @@ class Panel {
     const missed = [];
     this.missed = missed;
     try {
-      const response = await api.fetchApi(`/paralleldit/groups?listener=${await getPageId()}`);
+      const response = await api.fetchApi('/paralleldit/groups');
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json();
       const late = missed.map((event) => ({ ...event, log: [] }));

@@ -33,7 +33,7 @@ from .wire.private_folder import TOKEN, is_only_ours, keep_compiled_code, privat
 
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1
-MAX_REASON = 8000  # characters
+MAX_REASON = 3000  # characters of each part
 
 
 class StopSignal(BaseException):
@@ -162,18 +162,10 @@ def tell_failure(peer: PeerConnection, reason: Explanation, of_another: bool = F
     """Says why the ranks failed, here and on the first machine. of_another: whether another machine was the cause."""
     say(f"the ranks here failed: {reason}")
     try:
-        peer.send({"failed": shorten(reason)._asdict(), "of_another": of_another})
+        short = Explanation(*(text[:MAX_REASON] for text in reason))  # as one message can carry it
+        peer.send({"failed": short._asdict(), "of_another": of_another})
     except ConnectionClosed:
         say("the first machine is gone too")
-
-
-def shorten(reason: Explanation) -> Explanation:
-    """Cuts the reason to what one message can carry."""
-    left, fields = MAX_REASON, []
-    for text in reason:
-        fields.append(text[:left])
-        left -= len(fields[-1])
-    return Explanation(*fields)
 
 
 def say(text: str) -> None:

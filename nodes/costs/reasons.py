@@ -11,8 +11,6 @@ from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..plan_words import Remark, format_seconds, remark
 
-RULES = ("fastest_of", "fastest_run", "tried", "least_of")  # the keys of what `explain_choice` says
-
 
 def explain_choice(found: Sequence[Prediction], tried: Tried | None) -> list[Remark]:
     """Says by which rule auto chose the first of these predictions. Empty if there is no other."""

@@ -213,10 +213,3 @@ def add_control_facts(options: dict[str, Any]) -> dict[str, Any]:
 def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal but for the rounding of their dtypes."""
     return torch.allclose(one.float(), other.to(one.device).float(), rtol=1e-2, atol=1e-2)
-
-
-def residuals_of(control: Any) -> Any:
-    """Returns the tensors that ComfyUI's ControlNets computed. control: from `encode_control`."""
-    while is_network_call(control):
-        control = control[PREVIOUS]
-    return control

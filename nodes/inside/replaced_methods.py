@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ...parallel_backend.compat import hooks_of
-from ...worker.comfyui.entry import leaves_by
+from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.wire.operations import FORWARD, INNER
-from ..compat import runs_wrappers
 from .module_guard import HOOKS, Change
 from .references import CELL, contents
 

@@ -19,7 +19,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.costs.forward import Work
 from ...worker.comfyui.controls import CONTROL
-from ...worker.comfyui.entry import leaves_by
+from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
@@ -33,9 +33,8 @@ from ...worker.wire.operations import FORWARD, INNER, NO_KERNEL, STATE, WHOLE_ST
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
-from ..compat import runs_wrappers
 from ..errors import Refused
-from ..inside.controls import add_control_facts, encode_control, residuals_of
+from ..inside.controls import add_control_facts, encode_control
 from ..inside.describe import Inside, describe_changes
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
@@ -143,10 +142,6 @@ class RemoteModule:
                 raise
             return self.stock.run(args, kwargs)
         parts = [part.to(like) for part in answer]
-        if self.sampling.record_residuals(residuals_of(given.get(CONTROL))):
-            size = self.sampling.residuals
-            self.group.runs.note(residuals=size)
-            logging.info("[ParallelDiT] Each step sends %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 import comfy.model_management
 import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ...worker.wire.tensors import Tensors
-from ...worker.wire.tree import pack
 from ..inside.describe import Inside
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
@@ -28,7 +25,6 @@ class Sampling:
         self.inside = inside
         self.is_in_ranks = False  # whether the ranks have run a step of it
         self.said: set[str] = set()
-        self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
 
     def say_once(self, text: str) -> None:
         """Shows a text on the node and in the log, once in this sampling."""
@@ -36,14 +32,6 @@ class Sampling:
             self.said.add(text)
             logging.warning("[ParallelDiT] %s", text)
             show_on_node(text)
-
-    def record_residuals(self, control: Any) -> bool:
-        """Records the bytes of ControlNets' residuals that are sent with a step. Returns whether they are more than
-        before."""
-        tensors: Tensors = {}
-        pack(control, "control", tensors)
-        before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))
-        return self.residuals > before
 
 
 def show_on_node(text: str) -> None:

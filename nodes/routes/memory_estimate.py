@@ -25,7 +25,7 @@ from ..costs.forward import packed_shape
 from ..plan_words import Remark, format_bytes, format_seconds, remark
 from ..workers.group import device_type, last_status, settings
 from ..workers.room import balance_stages, expect_weights, list_plan_cards, room_for_weights, usable_bytes
-from .sampled import Sampled
+from .question import Sampled
 
 
 def estimate_working_bytes(plan: ParallelPlan, sampled: Sampled) -> float | None:

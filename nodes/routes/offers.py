@@ -8,7 +8,7 @@ from typing import Any
 
 from ...parallel_backend.plan import ParallelPlan
 from ..workers.group import most_ranks
-from .sampled import Sampled, runs_on_all_ranks
+from .question import Sampled, runs_on_all_ranks
 
 AUTO_OFFER: dict[str, Any] = {"plan": "", "values": None}
 SLOWER = 1.05  # times the seconds of one device

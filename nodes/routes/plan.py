@@ -22,6 +22,7 @@ from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.settings import SettingsError
+from ...worker.wire.file_marks import mark_files
 from ...worker.wire.json_object import parse_object
 from ..model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
 from ..model.model_files import PICKLE_SUFFIXES
@@ -34,9 +35,8 @@ from .loaded_file import find_loaded, list_missing
 from .memory_estimate import MemoryEstimate
 from .offers import list_offers, offer_fitting
 from .predicted import expect_plan, predict_plans
-from .question import Question, Sampler, read_question
+from .question import Question, Sampled, Sampler, read_question, resolve_asked, runs_on_all_ranks
 from .remedies import list_remedies
-from .sampled import Sampled, resolve_asked, runs_on_all_ranks
 
 MAX_RANKS = 256  # more are counted, but not listed
 
@@ -250,20 +250,14 @@ def find_model(question: Question) -> tuple[HostFile | None, list[dict[str, str]
                 f"{path.name} is a pickle checkpoint, which is not read before the run.",
                 "Its plan is known after the first run.",
             )
-        return read_headers(path, stamp_files(path), question.weight_dtype), [], []
+        files = [each for each in sorted(path.rglob("*")) if each.is_file()] or [path]
+        return read_headers(path, mark_files(files), question.weight_dtype), [], []
     except (RequestError, OSError) as error:
         return None, [], [str(error)]
 
 
-def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Returns a value that changes with the file, or with any file of the folder."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    states = ((file, file.stat()) for file in files if file.is_file())
-    return tuple((str(file), state.st_mtime_ns, state.st_size) for file, state in states)
-
-
 @functools.lru_cache(maxsize=32)
-def read_headers(path: Path, _stamp: tuple, dtype: str) -> HostFile:
+def read_headers(path: Path, _mark: str, dtype: str) -> HostFile:
     """Returns the model at this path, with weights of that dtype (by default ComfyUI's choice). Raises RequestError.
-    _stamp: of the files. Their headers are read again when it changes."""
+    _mark: of the files. Their headers are read again when it changes."""
     return describe_host_file(path, *WEIGHT_DTYPES.get(dtype, (None, False)))

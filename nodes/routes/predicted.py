@@ -7,39 +7,28 @@ from typing import Any
 from ...parallel_backend.costs.roofline import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ONE_DEVICE
-from ..costs.reasons import RULES
-from ..parallel_plan import choose_plan, explain_devices
+from ..parallel_plan import choose_plan
 from ..plan_words import Remark, ResolvedPlan, remark
 from ..workers.group import device_count
 from .memory_estimate import MemoryEstimate
-from .sampled import Sampled
+from .question import Sampled
 
 BEST = 3  # plans to show
 
 
 def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
-    """Returns the automatic plan that a sampling will use, and the reasons for it.
-
-    If guidance is unknown and decides the plan, it returns the plan for cond and uncond, which is the larger work, and
-    a note that says so.
-    """
-    known = sampled.question.guided
-    works = {guided: sampled.work(guided) for guided in (False, True) if known in (guided, None)}
-    found = {guided: choose_plan(work, sampled.costs) for guided, work in works.items()}
-    resolved = list(found.values())[-1]
-    plan, why, resolved = resolved.plan, resolved.note, resolved._replace(note=())
-    if known is False:  # then it is known why there is one pass
+    """Returns the automatic plan that a sampling will use, and the reasons for it. If guidance is unknown, it is the
+    plan for cond and uncond, which is the larger work, and a reason says so."""
+    question, resolved = sampled.question, choose_plan(sampled.largest_work, sampled.costs)
+    why, resolved = resolved.note, resolved._replace(note=())
+    if question.guided is False:  # then it is known why there is one pass
         why = tuple(remark("no_branches") if each.key == "one_pass" else each for each in why)
-    if len({each.plan for each in found.values()}) > 1:
-        devices = explain_devices()
-        either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        reasons = [each for each in why if each.key in RULES]
-        remarks = [*devices, either, remark("counted_guided"), *explain_size(sampled), *reasons]
-        return resolved, remarks
     if device_count() == 1:
         return resolved, [*why]
+    if question.guided is None:
+        why = (*why, remark("counted_guided"))
     if sampled.largest is None:
-        return resolved, [*why, *([remark("images_first")] if plan.dp == 1 else [])]
+        return resolved, [*why, *([remark("images_first")] if resolved.plan.dp == 1 else [])]
     return resolved, [*why, *explain_size(sampled)]
 
 

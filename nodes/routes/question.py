@@ -1,10 +1,17 @@
-"""Reads what the editor asks about a plan: the node's values, and the model and sizes in the graph around it."""
+"""What the editor asks about a plan: the node's values, and the model and sizes in the graph around it."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
-from ..parallel_plan import AUTO, MANUAL
+from ...parallel_backend.costs.forward import Work
+from ...parallel_backend.errors import PlanError
+from ...parallel_backend.plan import ParallelPlan
+from ..costs.plans import ModelCosts
+from ..model.host_file import HostFile
+from ..parallel_plan import AUTO, MANUAL, fit_to_machine, resolve_plan
+from ..plan_words import ResolvedPlan
 from ..workers.group import GROUPS
 
 MAX_ITEMS = 64
@@ -76,52 +83,97 @@ def read_question(asked: dict[str, Any]) -> Question:
      "group": 1, "files": {"unet_name": …}, "weight_dtype": "default",
      "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}
     """
-    values = read_field(asked, "values", dict)
-    if values.get("mode") not in (AUTO, MANUAL):
-        raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and must be auto or manual")
-    degrees = {name: value for name, value in values.items() if name != "mode"}
-    if any(not isinstance(value, (int, float, str)) for value in degrees.values()):
+    values, files, samplers = asked.get("values"), asked.get("files") or {}, asked.get("samplers") or []
+    if not isinstance(values, dict) or values.get("mode") not in (AUTO, MANUAL):
+        raise ValueError("it has no values with the mode auto or manual")
+    if not all(isinstance(value, (int, float, str)) for value in values.values()):
         raise ValueError("values has an entry that is neither a number nor a text")
-    files = read_field(asked, "files", dict, {})
-    if len(files) > MAX_ITEMS or not all(isinstance(name, str) for name in files.values()):
+    if (
+        not isinstance(files, dict)
+        or len(files) > MAX_ITEMS
+        or not all(isinstance(each, str) for each in files.values())
+    ):
         raise ValueError(f"files are not at most {MAX_ITEMS} names")
-    samplers = [
-        Sampler(
-            read_field(sampler, "type", str),
-            read_field(sampler, "cfg", (int, float), None),
-            read_picture(read_field(sampler, "picture", dict, None)),
-        )
-        for sampler in read_entries(asked, "samplers")
-    ]
-    dtype, group = read_field(asked, "weight_dtype", str, ""), read_field(asked, "group", int, 1)
-    return Question(values["mode"], degrees, min(max(group, 1), GROUPS), files, dtype, samplers)
+    if not isinstance(samplers, list) or len(samplers) > MAX_ITEMS:
+        raise ValueError(f"samplers are not at most {MAX_ITEMS}")
+    dtype, group = asked.get("weight_dtype") or "", asked.get("group") or 1
+    if not isinstance(dtype, str) or type(group) is not int:
+        raise ValueError("weight_dtype is no text, or group is no number")
+    degrees = {name: value for name, value in values.items() if name != "mode"}
+    group = min(max(group, 1), GROUPS)
+    return Question(values["mode"], degrees, group, files, dtype, [*map(read_sampler, samplers)])
 
 
-def read_picture(asked: dict[str, Any] | None) -> Picture | None:
+def read_sampler(asked: Any) -> Sampler:
+    """Raises ValueError."""
+    match asked:
+        case {"type": str(kind)} if type(cfg := asked.get("cfg")) in (int, float, type(None)):
+            return Sampler(kind, cfg, read_picture(asked.get("picture")))
+    raise ValueError("samplers has an entry without a type, or with a cfg that is no number")
+
+
+def read_picture(sizes: Any) -> Picture | None:
     """Reads the sizes of an empty latent. Raises ValueError."""
-    if asked is None:
+    if sizes is None:
         return None
-    sizes = {name: read_field(asked, name, int) for name in asked}
-    if not {"width", "height"} <= sizes.keys() <= set(Picture._fields) or not all(
-        0 < size <= MAX_SIZE for size in sizes.values()
+    if (
+        not isinstance(sizes, dict)
+        or not {"width", "height"} <= sizes.keys() <= {*Picture._fields}
+        or not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes.values())
     ):
         raise ValueError(f"picture must have sizes among {', '.join(Picture._fields)}, each from 1 to {MAX_SIZE}")
     return Picture(**sizes)
 
 
-def read_entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Reads a list of objects, which may be absent. Raises ValueError."""
-    found = read_field(asked, name, list, [])
-    if len(found) > MAX_ITEMS or not all(isinstance(entry, dict) for entry in found):
-        raise ValueError(f"{name} is not a list of at most {MAX_ITEMS} objects")
-    return found
+class Sampled(NamedTuple):
+    """file: of the model. question: about its plan, which says what is sampled."""
+
+    file: HostFile
+    question: Question
+
+    @property
+    def costs(self) -> ModelCosts:
+        return self.file.costs()
+
+    def latents(self, picture: Picture) -> list[int] | None:
+        """Returns the shape of a picture's latents, (B, C, H, W) or (B, C, F, H, W). Returns None for other dims."""
+        of = self.file.model.latent_format
+        if of.latent_dimensions not in (2, 3):
+            return None
+        frames = [(picture.length - 1) // of.temporal_downscale_ratio + 1] if of.latent_dimensions == 3 else []
+        sides = [size // of.spacial_downscale_ratio for size in (picture.height, picture.width)]
+        return [picture.batch_size, of.latent_channels, *frames, *sides]
+
+    @property
+    def largest(self) -> Picture | None:
+        """The largest picture that is sampled; None if unknown."""
+        shapes = {picture: self.latents(picture) for picture in self.question.pictures}
+        known = {picture: math.prod(shape) for picture, shape in shapes.items() if shape}
+        return max(known, key=known.__getitem__, default=None)
+
+    def work(self, guided: bool) -> Work:
+        """Returns the work of a step, with the cost of a row if it can be counted."""
+        picture, costs = self.largest, self.costs
+        shape = self.latents(picture) if picture else None
+        forward = costs.count_latents(shape) if shape else None
+        parts = (1 + guided) * (picture.batch_size if picture else 1)
+        return costs.recall(Work(parts, has_branches=guided, forward=forward, loops=self.question.loops))
+
+    @property
+    def largest_work(self) -> Work:
+        """The work of a step, with guidance if that is possible."""
+        return self.work(self.question.may_guide)
 
 
-def read_field(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
-    """Reads a value by name and checks its type. A default replaces an absent or null value. Raises ValueError."""
-    value = asked.get(name)
-    if value is None and default:
-        return default[0]
-    if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
-        raise ValueError(f"{name} is missing or has the wrong type")
-    return value
+def resolve_asked(plan: ParallelPlan, sampled: Sampled | None) -> ResolvedPlan:
+    """Turns a person's plan into the plan that runs. sampled: None if the model is unknown. Raises PlanError."""
+    plan.check_weights()
+    return resolve_plan(plan, sampled.file.module, sampled.file.sizes) if sampled else fit_to_machine(plan)
+
+
+def runs_on_all_ranks(plan: ParallelPlan, sampled: Sampled | None) -> bool:
+    """Whether the model allows the plan, and this machine has its ranks."""
+    try:
+        return resolve_asked(plan, sampled).plan.world_size == plan.world_size
+    except PlanError:
+        return False

@@ -16,7 +16,7 @@ from ..plan_words import Remark, remark
 from ..workers.group import most_ranks
 from ..workers.room import room_for_weights
 from .memory_estimate import MemoryEstimate
-from .sampled import Sampled, runs_on_all_ranks
+from .question import Sampled, runs_on_all_ranks
 
 FACTORS = range(2, 9)  # for how many times as many stages
 

@@ -11,7 +11,6 @@ from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
 from ...worker.launch.logs import log_path, tail
 from ...worker.settings import SettingsError
-from ..workers.feed import listeners
 from ..workers.group import GROUPS, device_count, device_type, list_groups, worker_group
 
 DEFAULT_LINES = 200
@@ -40,10 +39,9 @@ def group_of(request: web.Request) -> WorkerGroup:
         raise web.HTTPInternalServerError(text=str(error)) from error
 
 
-async def groups(request: web.Request) -> web.Response:
-    """Returns all groups with their last runs, and the devices of an automatic plan. A page begins with this. After
-    that, the page gets events, if it gives its id in the query `listener`, for as long as it is connected."""
-    listeners().add(request.query.get("listener", ""))
+async def groups(_request: web.Request) -> web.Response:
+    """Returns all groups with their last runs, and the devices of an automatic plan. A page begins with this, and then
+    gets events."""
     try:
         groups_by_number, device, devices = list_groups(), device_type(), device_count()
     except SettingsError as error:

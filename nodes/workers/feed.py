@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -37,9 +36,7 @@ class Feed(threading.Thread):
         while True:
             self.group.changed.wait(self.poll_seconds())
             self.group.changed.clear()
-            event = self.make_event()
-            for page in listeners().list_pages():
-                self.server.send_sync(EVENT, event, page)
+            self.server.send_sync(EVENT, self.make_event())
             time.sleep(LEAST_SECONDS)
 
     def poll_seconds(self) -> float | None:
@@ -57,36 +54,6 @@ class Feed(threading.Thread):
             self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
         log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]
         return {"group": self.number, "status": status, "runs": changed, "log": log}
-
-
-class Listeners:
-    """The open pages that asked for events since they connected. A page that has not asked logs a console warning for
-    each event.
-    """
-
-    def __init__(self, server: PromptServer) -> None:
-        self.server = server
-        self.connections: dict[str, Any] = {}  # keyed by ComfyUI's id of the page
-
-    def add(self, page: str) -> None:
-        """Adds a page. Does nothing if there is no such page. Only the server's thread calls it."""
-        for other in self.connections.keys() - set(self.list_pages()):
-            del self.connections[other]
-        if connection := self.server.sockets.get(page):
-            self.connections[page] = connection
-
-    def list_pages(self) -> list[str]:
-        """Returns the pages that still listen. A reloaded page keeps its id, but not its connection.
-
-        Any thread may call this.
-        """
-        return [page for page, each in [*self.connections.items()] if self.server.sockets.get(page) is each]
-
-
-@functools.cache
-def listeners() -> Listeners:
-    """Returns the listeners of this ComfyUI."""
-    return Listeners(PromptServer.instance)
 
 
 class LogReader:

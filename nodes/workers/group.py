@@ -24,7 +24,7 @@ from ...worker.host.supervision import Setup
 from ...worker.launch import torchrun
 from ...worker.settings import FILE_NAME, Settings, SettingsError, read_object, write_object
 from ...worker.wire.private_folder import private_folder
-from ..errors import NotInstalled
+from ..errors import Refused
 from .feed import Feed
 
 CPU_RANKS = 2
@@ -245,9 +245,9 @@ def count_cores() -> int:
 
 
 def check_installed() -> None:
-    """Raises NotInstalled, with the install command, if diffusers is missing."""
+    """Raises Refused, with the install command, if diffusers is missing."""
     if importlib.util.find_spec("diffusers") is None:
-        raise NotInstalled(
+        raise Refused(
             "ParallelDiT needs the diffusers package, which is not installed.",
             f"Run `{sys.executable} -m pip install -r requirements.txt` in the folder {FOLDER} and restart ComfyUI.",
         )

@@ -90,13 +90,12 @@ def test_auto_says_what_it_chose_and_why(host: ComfyHost) -> None:
     assert "no_branches" in keys(ask(host, about({}, {**KSAMPLER, "cfg": 1})))
 
 
-def test_samplings_with_and_without_a_negative_pass_are_planned_by_call(host: ComfyHost) -> None:
+def test_samplings_of_unknown_guidance_are_planned_as_guided(host: ComfyHost) -> None:
     for samplers in [], [{**KSAMPLER, "cfg": None}], [KSAMPLER, {**KSAMPLER, "cfg": 1}]:
         answer = ask(host, about({}, *samplers, model=FLUX))
         assert (answer["plan"], answer["world"]) == ("cfg=2", 2)
-        assert keys(answer) == ["auto_cpu", "by_call", "counted_guided"]
+        assert keys(answer) == ["auto_cpu", "guidance_first", "counted_guided", "images_first"]
         assert answer["note"] == [] and answer["memory"] is not None
-        assert "cfg=2 with a negative pass, ulysses=2 without one" in answer["remarks"][1]["text"]
 
 
 def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost) -> None:

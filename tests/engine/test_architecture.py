@@ -59,7 +59,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "worker.rank": (("memory", "channels"), ("*",)),
     "nodes": (
-        ("errors", "compat"),
+        ("errors",),
         ("workers", "plan_words", "assumptions", "weights_file"),
         ("costs", "inside"),
         ("model",),

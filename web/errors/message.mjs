@@ -24,8 +24,7 @@ export const KINDS = {
   'paralleldit.NoDenoiser': 'file',
   'paralleldit.UnknownModelError': 'model',
   'paralleldit.RequestError': 'refused',
-  'paralleldit.Refused': 'refused',
-  'paralleldit.NotInstalled': 'refused'
+  'paralleldit.Refused': 'refused'
 }
 
 /**

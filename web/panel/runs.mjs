@@ -7,7 +7,6 @@ import { Children, makeFold, setAttribute, setShown, setText } from './dom.mjs'
 import {
   computeShare,
   describePlans,
-  formatBytes,
   formatDateAndTime,
   formatPercent,
   formatSeconds,
@@ -109,7 +108,6 @@ class RunRow {
     if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }))
     if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }))
     if (run.startup > LONG_START) numbers.push(t('panel.startup', { seconds: formatSeconds(run.startup) }))
-    if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }))
     setText(this.numbers, numbers.join(' · '))
     const factor = describeStep(run)
     setText(this.factor, factor)

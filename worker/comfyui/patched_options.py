@@ -78,10 +78,3 @@ def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
     }
     others = {name: decoder.decode(value) for name, value in asked[OTHER_OPTIONS].items()}
     return {**others, PATCHES: patches, REPLACED: replaced}
-
-
-def compile_key(kwargs: Mapping[str, Any]) -> tuple[int, str]:
-    """Returns the part of a call's arguments that decides whether blocks are compiled: compiling slows the first
-    step."""
-    options = kwargs.get(OPTIONS) or {}
-    return len(options.get(SCHEDULE, ())), str(options.get(COMPILED))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import zlib
@@ -22,27 +21,15 @@ PREFIXES = ("first_stage_model.", "vae.")  # of the VAE's weights in a checkpoin
 SET_BY_NODES = ("decode_noise_scale", "decode_timestep")
 
 
-def build_vae(
-    weights: Weights, metadata: dict[str, str] | None, dtype: torch.dtype | None, device: Any
-) -> tuple[Any, list[str]]:
-    """Builds ComfyUI's VAE from these weights, on the CPU. Also returns the names of the weights that are missing.
-    dtype: None for ComfyUI's choice. device: where it will run.
+def build_vae(weights: Weights, metadata: dict[str, str] | None, dtype: torch.dtype | None, device: Any) -> Any:
+    """Builds ComfyUI's VAE from these weights, on the CPU. dtype: None for ComfyUI's choice. device: where it will run.
 
     Raises ModelFileError if ComfyUI detects no VAE, or if the weights do not fit the VAE that it detects.
     """
     import comfy.sd
 
-    found = []
-    load_state_dict = torch.nn.Module.load_state_dict
-
-    @functools.wraps(load_state_dict)
-    def noted(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        found.append(load_state_dict(module, *args, **kwargs))
-        return found[-1]
-
     try:
-        with patch.object(torch.nn.Module, "load_state_dict", noted):
-            vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype, device=device)
+        vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype, device=device)
     except (KeyError, IndexError) as error:  # some weights of a known VAE, without the others
         raise ModelFileError(f"ComfyUI cannot tell which VAE this is: {error} is missing.") from error
     except RuntimeError as error:
@@ -51,7 +38,7 @@ def build_vae(
         raise ModelFileError(f"The weights do not fit the VAE that ComfyUI detects: {error}") from error
     if vae.first_stage_model is None:
         raise ModelFileError("ComfyUI finds no VAE in this file.", "Choose the file of a VAE.")
-    return vae, [name for result in found for name in result.missing_keys]
+    return vae
 
 
 def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
@@ -65,15 +52,14 @@ def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
     return weights, metadata or {}
 
 
-def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> tuple[Any, list[str]]:
-    """Loads ComfyUI's VAE in a rank. Also returns the names of the weights that are missing. sent: the weights, if
-    ComfyUI sends them. Else they are read from the file.
+def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> Any:
+    """Loads ComfyUI's VAE in a rank. sent: the weights, if ComfyUI sends them. Else they are read from the file.
 
     Raises ModelFileError, also if that gives another VAE than ComfyUI's."""
     import_comfyui(source)
     held = source.held or source.dtype
     weights, metadata = (sent, dict(source.metadata)) if sent else read_vae(source.file)
-    vae, missing = build_vae(dict(weights), metadata, dtype_of(held), device)
+    vae = build_vae(dict(weights), metadata, dtype_of(held), device)
     module = vae.first_stage_model
     is_same = source.structure in ("", structure_of(module))
     if source.fingerprint and not sent:
@@ -84,9 +70,9 @@ def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> tuple[An
             f"From these weights the ranks build a different {type(module).__name__} than ComfyUI's {source.vae_class}."
         )
     if source.dtype != held:
-        vae, missing = build_vae(weights, metadata, dtype_of(source.dtype), device)
+        vae = build_vae(weights, metadata, dtype_of(source.dtype), device)
     vae.first_stage_model.requires_grad_(False).to(device)
-    return vae, missing
+    return vae
 
 
 def chunk_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from ..wire.tensors import Tensors
 from ..wire.tree import pack_call
-from .sent_conditions import find_equal
+from .known_state import find_equal
 
 Result = TypeVar("Result")
 Answer = list[torch.Tensor]

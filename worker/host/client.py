@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..comfyui.controls import take_new
-from ..comfyui.patched_options import compile_key
 from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire import operations as ops
@@ -19,8 +18,7 @@ from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import PREDICTION, Arguments, pack, pack_call
-from .known_state import KnownState
-from .sent_conditions import SentConditions
+from .known_state import KnownState, SentConditions
 from .session import Check, OnStep
 from .supervision import Setup, Supervisor
 
@@ -38,7 +36,6 @@ class WorkerGroup(Supervisor):
         """See Supervisor and Setup."""
         super().__init__(Setup(device, settings or Settings(), impossible), folder)
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
-        self.loads = 0  # how many models were loaded; step times of different models are not compared
 
     @property
     def is_on_comfyuis_card(self) -> bool:
@@ -73,7 +70,6 @@ class WorkerGroup(Supervisor):
             if known.model == (source, plan):
                 return ""
             known.model, known.conditions = None, SentConditions()
-            self.loads += 1
             reply, _ = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
             return reply.get(ops.BESIDE, "")
@@ -121,9 +117,7 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
-            size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            size = size if method in ops.ENTRIES else None
-            reply, results = self._request(header, {**fresh, **new}, check, size=size)
+            reply, results = self._request(header, {**fresh, **new}, check)
             on_reply(reply, take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
@@ -153,14 +147,13 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)
-            size = (tuple(tensors["noise"].shape), call.steps, compile_key(passes[0].kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
                 self.runs.progress(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
-            reply, results = self._request(header, {**tensors, **new}, check, noted, size)
+            reply, results = self._request(header, {**tensors, **new}, check, noted)
             on_reply(reply, take_state(results))
             return results["latents"]
 
@@ -291,20 +284,17 @@ class WorkerGroup(Supervisor):
                 raise WorkerGroupError(*error.explanation.advised(self.advise(session))) from error
 
     def _request(
-        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
+        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None
     ) -> tuple[Header, Tensors]:
-        """Sends a request, and returns its reply and its tensors. size: of the latents of its steps, if any."""
+        """Sends a request, and returns its reply and its tensors."""
         session = self.session
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
         operation, done = ops.OPERATIONS[header["op"]], False
-        kind = (operation.name, self.loads, size) if size else None
-        if size:
-            self.runs.sized(operation.name, size)
         self.changed.set()
         try:
-            reply, results = session.request(header, tensors, check, on_step, kind)
+            reply, results = session.request(header, tensors, check, on_step)
             done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation

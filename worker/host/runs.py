@@ -18,7 +18,7 @@ from ..wire.operations import SAMPLE
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
 NUMBERS = 1 << 16
-HIDDEN = ("of_plan", "size", "numbers", "ended", "clock", "paced")  # from pages
+HIDDEN = ("of_plan", "numbers", "ended", "clock", "paced")  # from pages
 USUAL_OF = 8  # the first steps of a plan, of which a usual one is told and kept
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
 Plan = Any  # a ParallelPlan of the engine, of which the service imports nothing here
@@ -35,14 +35,12 @@ class RunRecord:
     the estimated seconds to its end; None if unknown.
 
     steps: for each step of the ranks, its seconds and the seconds of communication in it; a sampler's own step may
-    contain several. made: how many steps the ranks made. residuals: the most bytes of ControlNets that went to the
-    ranks with one step.
+    contain several. made: how many steps the ranks made.
 
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
     the first steps since the prediction, see `usual`. alone: the seconds of a usual step on one device, predicted or as
-    it ran (is_alone_run); None if the run itself is on one device. size: of its first step; only runs of equal size are
-    compared. reason: what is special about it, in words, such as why it is less parallel than asked. is_stock:
-    ComfyUI's own model runs it, in ComfyUI's process.
+    it ran (is_alone_run); None if the run itself is on one device. reason: what is special about it, in
+    words, such as why it is less parallel than asked. is_stock: ComfyUI's own model runs it, in ComfyUI's process.
     """
 
     id: int
@@ -54,12 +52,10 @@ class RunRecord:
     total: int | None = None
     at: int = 0
     made: int = 0
-    residuals: int = 0
     predicted: float | None = None
     is_measured: bool = False
     alone: float | None = None
     is_alone_run: bool = False
-    size: Any = None
     of_plan: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
@@ -186,23 +182,6 @@ class Runs:
         run = self.record
         run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
         self.changed.set()
-
-    def sized(self, operation: str, size: Any) -> None:
-        """Notes the size of the current run's first step.
-
-        A run on several ranks without a prediction is compared with the last run of equal size on one rank.
-        """
-        run = self.record
-        if run.size is not None:
-            return
-        run.operation, run.size = operation, size
-        if run.alone is None and run.plans and run.plans[-1].world_size > 1:
-            alike = (run.model, run.model_class, operation, size)
-            for other in list(self.kept):
-                is_alone = other.state == "done" and [plan.world_size for plan in other.plans] == [1]
-                if is_alone and other.usual and alike == (other.model, other.model_class, other.operation, other.size):
-                    self.note(alone=other.usual, is_alone_run=True, is_measured=True)
-                    break
 
     def step(self, operation: str, seconds: float, communication: float) -> None:
         """Notes a step of the ranks in the current run."""

@@ -9,7 +9,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,27 @@ import torch
 
 from ..errors import Explanation, RequestRefused, WorkerGroupError
 from ..launch.logs import collect_stacks
-from ..launch.process import WorkerProcess, is_alive
+from ..launch.process import WorkerProcess, explain_silence, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.job_channel import HostChannel
-from ..wire.operations import OPERATIONS, operation_of
+from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
 from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
-from ..wire.protocol import FAILED, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
+from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
-from .known_state import KnownState
-from .pace import STILL_SECONDS, Pace
-from .sent_conditions import SentConditions
-from .silence import UNKNOWN, Silence
+from .known_state import KnownState, SentConditions
 
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to report which one failed
 SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
-LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank that goes on, see Silence
+LOADING_TIMES = 6  # factor for the allowed silence while weights move, and of a rank whose process may go on
+STUCK = "it is stopped, or stuck"
+# The longest time in which no rank begins or ends an exchange, or reads on in a file, by when the ranks exchange. A
+# block takes seconds. A whole forward may take long, and so may a load.
+STILL_SECONDS = {IN_BLOCKS: 600.0, ONCE: 3600.0, NEVER: math.inf}
 WAS_STOPPED = Explanation("It was stopped.")
 
 Check = Callable[[], None]
@@ -56,19 +57,17 @@ class Session:
         """
         self.ranks = ranks
         self.settings = settings
-        self.pace = Pace()
         self.known = KnownState()
         self.known.note_import(source or {})
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request was cancelled, and its reply has not come yet
-        self.step_kind: Hashable | None = None  # of the running step; None in requests without steps
-        self.step_began, self.step_patience = 0.0, math.inf  # see `Pace.patience`
+        self.began = 0.0  # when the last request did
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
         self.ending = threading.Lock()
-        self.silences: dict[int, Silence] = {}  # by rank
+        self.silent: set[int] = set()  # ranks that have not answered for too long, but whose processes go on
         started = time.monotonic()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -159,15 +158,9 @@ class Session:
         self.control.close()
 
     def request(
-        self,
-        header: Header,
-        tensors: Tensors,
-        check: Check,
-        on_step: OnStep | None = None,
-        kind: Hashable | None = None,
+        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None
     ) -> tuple[Header, Tensors]:
-        """Sends a request and returns its reply. kind: requests of one kind have steps of the same length. Large
-        latents arrive on the device of the request's first tensor.
+        """Sends a request and returns its reply. Large latents arrive on the device of the request's first tensor.
 
         Raises WorkerGroupError if the group dies, and RequestRefused in a callback of another request. An exception in
         `check` or `on_step` cancels the request.
@@ -178,8 +171,7 @@ class Session:
             self.known.conditions = SentConditions()  # those that were to be sent are not
             raise RequestRefused("The ranks are at work on the sampling in which they are asked for this.")
         self.last_id += 1
-        self.begin_step(kind)
-        self.operation = header["op"]
+        self.began, self.operation = time.monotonic(), header["op"]
         try:
             self.job_channel.send(encode({**header, "id": self.last_id}, tensors))
         except (ConnectionError, ProtocolError) as error:
@@ -189,11 +181,11 @@ class Session:
             raise
         try:
             device = next((tensor.device for tensor in tensors.values()), None)
-            reply, results = self._next_reply(check, kind, device)
+            reply, results = self._next_reply(check, device)
             while "event" in reply:
                 if on_step:
                     on_step(reply, results.get("denoised"))
-                reply, results = self._next_reply(check, kind, device)
+                reply, results = self._next_reply(check, device)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
         except BaseException:  # ComfyUI's interrupt is not an Exception
@@ -248,29 +240,19 @@ class Session:
         doing = operation_of({"op": self.operation}).doing
         return WorkerGroupError(*why.because(f"The worker group ended while it was {doing}.\n"))
 
-    def _next_reply(self, check: Check, kind: Hashable | None, device: torch.device | None) -> tuple[Header, Tensors]:
+    def _next_reply(self, check: Check, device: torch.device | None) -> tuple[Header, Tensors]:
         """Returns the next event or reply of the last request."""
         check()  # at least once, even if the answer is already there
-        self.begin_step(kind)
         self._await_message(check)
-        reply, results = self.job_channel.receive(device)
-        self.pace.note(kind, time.monotonic() - self.step_began)
-        return reply, results
-
-    def begin_step(self, kind: Hashable | None) -> None:
-        """Notes that a step begins, or a request without steps."""
-        self.step_kind, self.step_began, self.step_patience = kind, time.monotonic(), self.pace.patience(kind)
+        return self.job_channel.receive(device)
 
     def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
-        """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it came.
-        Ends the session if the running step takes far longer than earlier ones."""
+        """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it
+        came."""
         while not self.incoming.select(POLL_SECONDS):
             check()
             if time.monotonic() > deadline:
                 return False
-            if time.monotonic() - self.step_began > (patience := self.step_patience):
-                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
-                self.end_stuck(reason)
         return True
 
     def cancel(self, job: int) -> None:
@@ -281,12 +263,12 @@ class Session:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
     def check_progress(self, status: Header) -> None:
-        """Ends the session if no rank has moved for too long in a request, or a first step, for which there is no pace.
-        status: the ranks'."""
-        if not self.operation or math.isfinite(self.step_patience):
+        """Ends the session if no rank has moved for too long in a request. status: the ranks'."""
+        if not self.operation:
             return
-        bound = STILL_SECONDS[status["exchanges"] if self.step_kind else ONCE if self.ranks > 1 else NEVER]
-        if min(status["still"], time.monotonic() - self.step_began) > bound:
+        runs_model = self.operation in (CALL.name, SAMPLE.name)
+        bound = STILL_SECONDS[status["exchanges"] if runs_model else ONCE if self.ranks > 1 else NEVER]
+        if min(status["still"], time.monotonic() - self.began) > bound:
             self.end_stuck(f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck.")
 
     def end_stuck(self, reason: str) -> None:
@@ -297,7 +279,7 @@ class Session:
         self.end(Explanation(reason, advice, details))
 
     def check_life(self) -> None:
-        """Ends the session if a rank has been silent for too long, and does not go on, see Silence."""
+        """Ends the session if a rank has been silent for too long."""
         patience = allowed_silence(self.operation, self.settings.silence_seconds)
         try:
             status = self.control.ask({"op": "status"}, patience / 2)
@@ -323,21 +305,20 @@ class Session:
 
     def _find_dead(self, beats: Sequence[float], patience: float) -> dict[int, str]:
         """Returns the dead ranks, each with what was seen of it. beats: by rank, the seconds of its silence."""
-        here = self._pids_here()
-        noticed = [rank for rank, seconds in enumerate(beats[: len(here)]) if seconds > patience / 2]
-        self.silences = {rank: self.silences.get(rank) or Silence(here[rank]) for rank in noticed}
+        here, dead = self._pids_here(), {}
         # The connection to another machine reports its silence with more detail. So wait a little for that.
         bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
-        dead = {}
         for rank, seconds in enumerate(beats):
             if seconds <= bound:
+                self.silent.discard(rank)
                 continue
-            silence = self.silences.get(rank)
-            lives, seen = silence.look() if silence else (False, UNKNOWN)
-            if silence is None or not lives or seconds > LOADING_TIMES * bound:
-                dead[rank] = seen
+            seen = explain_silence(here[rank]) if rank < len(here) else STUCK
+            if seen or seconds > LOADING_TIMES * bound:
+                dead[rank] = seen or STUCK
                 continue
-            silence.log(f"Rank {rank} has not answered for {seconds:.0f} s: {seen}")
+            if rank not in self.silent:
+                logging.warning("[ParallelDiT] Rank %d has not answered for %.0f s; its process runs.", rank, seconds)
+            self.silent.add(rank)
             if rank == 0:  # which collects the beats of the others
                 return {}
         return dead

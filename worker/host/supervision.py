@@ -60,8 +60,6 @@ class Supervisor:
         self.last_death: Explanation | None = None
         self.stops = 0
         self.began: float | None = None  # when the current start began
-        self.depth, self.asked = 0, 0.0  # how often the current turn is entered; when it was asked for
-        self.failed_ahead: tuple[float, WorkerGroupError] | None = None  # when and why the last `start_ahead` failed
 
     def revive(self, known: KnownState, check: Check) -> None:
         """Called within the turn after a new session has replaced a dead one, with what the dead one's ranks held."""
@@ -82,16 +80,11 @@ class Supervisor:
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
         """While entered, no other request runs, and no restart, which would drop the model's patches."""
-        asked = time.monotonic()
         while not self.lock.acquire(timeout=POLL_SECONDS):
             check()
-        self.depth += 1
-        if self.depth == 1:
-            self.asked = asked
         try:
             yield
         finally:
-            self.depth -= 1
             self.lock.release()
 
     @contextlib.contextmanager
@@ -126,9 +119,6 @@ class Supervisor:
             ranks_a_machine(ranks, self.setup.settings)
         except SettingsError as error:
             raise RequestRefused(*error.explanation) from error
-        failed, self.failed_ahead = self.failed_ahead, None
-        if failed and failed[0] > self.asked:
-            raise type(failed[1])(*failed[1].explanation)
         exactly = exactly or len(self.setup.settings.machines) > 1
         session = self.session
         if session and not session.is_over:
@@ -168,8 +158,7 @@ class Supervisor:
     def start_ahead(self, ranks: int, source: Header | None = None) -> None:
         """Starts a session of that many ranks in another thread, unless a sampling runs when the turn has come.
 
-        If the start fails, callers that already wait for their turn get the error. Does nothing while no session can
-        start. source: of the model that will be loaded.
+        Does nothing while no session can start. source: of the model that will be loaded.
         """
         check = partial(self._check_stops, self.stops)
         if self.down:
@@ -178,13 +167,8 @@ class Supervisor:
         def run() -> None:
             try:
                 with self.turn(check):
-                    if self.runs.current:
-                        return
-                    try:
+                    if not self.runs.current:
                         self.ensure(ranks, check, source=source)
-                    except WorkerGroupError as error:
-                        self.failed_ahead = time.monotonic(), error
-                        raise
             except (WorkerGroupError, RequestRefused) as error:
                 logging.error("[ParallelDiT] %s", error)
 
@@ -203,7 +187,6 @@ class Supervisor:
                 return
         try:
             self._check_stops(stops, STOPPED_AT_START)
-            self.failed_ahead = None  # an explicit start tries again
             self.restarts.note_start()
             if not self.is_running:
                 self.ensure(self.ranks or ranks, check)

@@ -19,6 +19,12 @@ from .logs import log_path, tail
 from .torchrun import PACK
 
 LOG_TAIL_LINES = 15
+# Of a process that gives no sign of life, and will give none.
+GONE = {
+    psutil.STATUS_STOPPED: "it is stopped (SIGSTOP)",
+    psutil.STATUS_TRACING_STOP: "a debugger has stopped it",
+    psutil.STATUS_ZOMBIE: "its process has ended",
+}
 GONE_SECONDS, POLL_SECONDS = 10.0, 0.02
 
 
@@ -135,3 +141,11 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def explain_silence(pid: int) -> str:
+    """Says why a process gives no sign of life; empty if it may go on: it computes, or waits for the system."""
+    try:
+        return GONE.get(psutil.Process(pid).status(), "")
+    except psutil.NoSuchProcess:
+        return GONE[psutil.STATUS_ZOMBIE]

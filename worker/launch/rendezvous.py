@@ -22,7 +22,7 @@ from ..settings import DEVICES
 from .peer import HELLO_SECONDS, Message, PeerConnection
 from .torchrun import Machines
 
-VERSION = 5
+VERSION = 6
 STORE = re.compile(r"[\d.]+:\d+")
 JOIN_SECONDS = 60
 

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from parallel_backend.errors import GroupError, NoRoomError, RequestError, is_out_of_memory, lack_of_memory, reasons
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.models.checks import check_module, count_tokens
+from parallel_backend.models.checks import count_tokens
 from parallel_backend.plan import ParallelPlan
 
 from ..comfyui.source import HostSource
@@ -30,7 +29,7 @@ from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
-from .memory.out_of_memory import OutOfMemoryReport, count_devices
+from .memory.out_of_memory import OutOfMemoryReport
 from .model.host_model import HostModel
 from .state import FIGURES_SECONDS, RankState
 
@@ -184,10 +183,9 @@ class Job:
         rank, device = dist.get_rank(), self.state.device
         try:
             model = describe_model(self.operation, self.header, self.latents, self.state.model)
-            empty, devices = DeviceMemory.now(device), count_devices(device)
             others = sum(each.model.resident_bytes for each in self.state.aside)
             return OutOfMemoryReport(
-                rank, self.operation, asked(lack), full, empty, **model, devices=devices, others=others
+                rank, self.operation, asked(lack), full, DeviceMemory.now(device), **model, others=others
             ).explanation
         except Exception:
             logging.exception("the report of the lack of memory is incomplete")
@@ -202,7 +200,7 @@ class Job:
 def describe_model(
     operation: Operation, header: Header, latents: torch.Size | None, model: HostModel | None
 ) -> dict[str, Any]:
-    """Returns what an OutOfMemoryReport says of a request's model: weights, tokens, plan, check and sizes."""
+    """Returns what an OutOfMemoryReport says of a request's model: weights and tokens."""
     loads = operation is LOAD
     if operation.without_model or model is None:
         files = HostSource.from_json(header["source"]).files if loads else ()
@@ -210,7 +208,4 @@ def describe_model(
     return {
         "weights": max(model.sizes.count_kept_bytes(model.mesh.plan)) if loads else model.resident_bytes,
         "tokens": count_tokens(model.module.model, latents) if latents else 0,
-        "plan": model.mesh.plan,
-        "check": partial(check_module, model=model.module.model),
-        "sizes": model.sizes,
     }

@@ -37,12 +37,9 @@ FIGURES_SECONDS = 0.25  # the least time between figures while a request runs; a
 
 
 class RankVae(NamedTuple):
-    """One of ComfyUI's own VAEs. source: where it was loaded from. host: as ComfyUI built it. missing: the names of the
-    weights that its file lacks. parallel: the same VAE, run by all ranks together."""
+    """One of ComfyUI's own VAEs, run by all ranks together. source: where it was loaded from."""
 
     source: VaeSource
-    host: Any
-    missing: list[str]
     parallel: ParallelVAE
 
 

@@ -59,14 +59,7 @@ def build_chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
         spans = [Span(*fields) for fields in record["spans"]]
         offset = clocks[record["machine"]] - origin
         events += [{**event, **place} for event in list_rank_events(spans, offset)]
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "begin": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(origin / 1e9)),
-            "clocks": "monotonic on one machine; between machines, as exact as their wall clocks",
-        },
-    }
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
 def list_rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ JOB = Job("tiny-dit", "3", seed=5, steps=60)
 def follow(host: ComfyHost, job: Job) -> list[dict]:
     """Runs a prompt; what the panel's events said meanwhile."""
     told = []
-    groups(host, host.client_id)
     host.run(
         spaced(job).prompt(),
         on_event=lambda event: told.append(event["data"]) if event["type"] == "paralleldit.group" else None,

@@ -85,13 +85,6 @@ def test_weights_that_make_another_vae_than_comfyuis_are_refused(
         decode(group_of_two, sent, send=lambda: weights)
 
 
-def test_a_file_without_an_encoder_encodes_nothing(group_of_two: WorkerGroup, source: VaeSource) -> None:
-    """ComfyUI's own would give what happens to be in memory."""
-    with pytest.raises(RequestRefused, match="cannot encode: it lacks encoder"):
-        decode(group_of_two, source, direction="encode")
-    assert decode(group_of_two, source).isfinite().all()
-
-
 def test_a_decode_in_a_callback_of_another_request_is_refused_and_both_go_on(
     group_of_two: WorkerGroup, source: VaeSource
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -50,13 +50,13 @@ def attention_louder(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def requests(census: Any, op: str) -> Iterator[list[list[torch.Tensor]]]:
-    """The tensors of each request of this kind."""
+def requests(census: Any, op: str) -> Iterator[list[Mapping[str, torch.Tensor]]]:
+    """The tensors of each request of this kind, by path."""
     sent, request = [], census.group._request
 
     def noted(header: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if header["op"] == op:
-            sent.append([*tensors.values()])
+            sent.append({**tensors})
         return request(header, tensors, *args, **kwargs)
 
     with patch.object(census.group, "_request", noted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -35,6 +36,14 @@ CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
 }  # fmt: skip
 
 
+RESIDUALS = re.compile(r"\w+\.\d+\.kwargs\.control\.(previous\.)*(input|middle|output)\b")
+
+
+def has_residuals(sent: list[Mapping[str, torch.Tensor]]) -> bool:
+    """Whether requests have what ControlNets returned in ComfyUI's process."""
+    return any(RESIDUALS.match(path) for tensors in sent for path in tensors)
+
+
 def controlled(
     census: Any, row: Row, model: Any, *kinds: str, change: Callable[[Any], Any] = lambda model: model
 ) -> list[torch.Tensor]:
@@ -42,9 +51,10 @@ def controlled(
     the model."""
     positive, negative = census.apply_controlnets(row, model, kinds)
     changed = change(model)
-    sampled = census.sample(row, changed, positive=positive, negative=negative)
+    with requests(census, "call") as sent:
+        sampled = census.sample(row, changed, positive=positive, negative=negative)
     if getattr(model, "remote", None) is not None:
-        is_sent = census.group.runs.kept[0].residuals > 0
+        is_sent = has_residuals(sent)
         must_be = change is read or not {OF_A_PACK, LOCKED, ADAPTER}.isdisjoint(kinds)
         assert is_sent == must_be, "the ranks compute those of ComfyUI's classes"
     return [sampled]
@@ -110,7 +120,7 @@ def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     positive, negative = census.apply_controlnets(row, model, ["flux"], 0.0)
     with requests(census, "call") as sent:
         found = census.sample(row, model, positive=positive, negative=negative)
-    hints = [sum(each.ndim == 4 and each.shape[1] == 3 for each in tensors) for tensors in sent]
+    hints = [sum(each.ndim == 4 and each.shape[1] == 3 for each in tensors.values()) for tensors in sent]
     assert not hasattr(model, "stand_in") or hints == [1, 0], hints
     return [found]
 

@@ -264,9 +264,9 @@ def log(host: ComfyHost, rank: int = 0, group: int = 1) -> str:
     return ask(host, f"/paralleldit/logs?rank={rank}&group={group}").decode()
 
 
-def groups(host: ComfyHost, listener: str = "") -> list[dict[str, Any]]:
-    """What GET /paralleldit/groups answers, as a page asks that is opened, and listens from then on."""
-    return json.loads(ask(host, f"/paralleldit/groups?listener={listener}"))["groups"]
+def groups(host: ComfyHost) -> list[dict[str, Any]]:
+    """What GET /paralleldit/groups answers, as a page asks that is opened."""
+    return json.loads(ask(host, "/paralleldit/groups"))["groups"]
 
 
 def runs(host: ComfyHost, group: int = 1) -> list[dict[str, Any]]:

@@ -30,7 +30,6 @@ from parallel_backend.weights.placement import WeightPlacement
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
-from worker.host.pace import Pace
 from worker.host.session import Session
 from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
@@ -169,7 +168,7 @@ def session_on(channel: HostChannel) -> Session:
     incoming = selectors.DefaultSelector()
     incoming.register(channel.connection, selectors.EVENT_READ)
     vars(session).update(
-        job_channel=channel, incoming=incoming, known=KnownState(), pace=Pace(), given_up=False, last_id=0,
+        job_channel=channel, incoming=incoming, known=KnownState(), given_up=False, last_id=0,
         operation=None, end_reason=None, process=SimpleNamespace(exited=threading.Event()), ranks=dist.get_world_size(),
         settings=Settings(), pids=[os.getpid()],
     )  # fmt: skip

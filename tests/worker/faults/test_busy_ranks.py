@@ -39,7 +39,8 @@ def hold():
             deque(takewhile(partial(gt, until), iter(time.monotonic, None)), maxlen=0)
         time.sleep(0.05)
 
-os.register_at_fork(after_in_child=lambda: threading.Thread(target=hold, daemon=True).start())
+if "RANK" in os.environ:
+    threading.Thread(target=hold, daemon=True).start()
 """
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are stuck in a first step, for which there is no pace: the group ends, and says where they wait."""
+"""Ranks that are stuck: the group ends, and says where they wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parallel_backend.errors import GroupError
 from parallel_backend.groups.timeline import Timeline
 from tests.support.group.direct_group import DIT, DirectGroup, direct_group, wait_until
 from worker.errors import WorkerGroupError
-from worker.host import pace
+from worker.host import session
 from worker.launch.logs import collect_stacks
 from worker.rank.job_groups import JobGroups
 from worker.settings import Settings
@@ -60,12 +60,12 @@ def direct(own_ranks: None, tmp_path: Path) -> Iterator[DirectGroup]:
 
 
 @pytest.mark.parametrize("ask", [lambda it: it.forward(16, 16), lambda it: it.under(ring=2)], ids=["step", "load"])
-def test_a_first_step_or_load_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
+def test_a_step_or_load_in_which_nothing_moves_ends_with_the_stacks_of_the_ranks(
     ask: Callable[[DirectGroup], Any], direct: DirectGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is stopped, and the other waits for it."""
     for exchanges in (IN_BLOCKS, ONCE):
-        monkeypatch.setitem(pace.STILL_SECONDS, exchanges, STILL)
+        monkeypatch.setitem(session.STILL_SECONDS, exchanges, STILL)
     began = time.monotonic()
     os.kill(direct.pids()[1], signal.SIGSTOP)
     with pytest.raises(WorkerGroupError) as raised:
@@ -84,12 +84,12 @@ def test_a_step_that_is_stuck_ends_the_group_though_its_request_was_cancelled(
 ) -> None:
     """The next request would wait for its reply without end."""
     direct.forward(16, 16)
-    monkeypatch.setattr(pace, "LEAST_SECONDS", STILL)
+    monkeypatch.setitem(session.STILL_SECONDS, IN_BLOCKS, STILL)
     os.kill(direct.pids()[1], signal.SIGSTOP)
     inputs = DIT.inputs(2, 16, 16)
     with pytest.raises(TimeoutError):
         direct.call(*inputs, end_after(STILL / 4))
-    with pytest.raises(WorkerGroupError, match="far longer than earlier ones"):
+    with pytest.raises(WorkerGroupError, match="no rank has sent"):
         direct.call(*inputs, end_after(PATIENCE))
     direct.load()
     assert direct.forward(16, 16).isfinite().all()

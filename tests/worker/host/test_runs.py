@@ -1,10 +1,9 @@
-"""A run of several ranks is compared with the last such run on one. It ends when its group is stopped."""
+"""A run ends when its group is stopped, and tells what a usual step took."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,30 +11,10 @@ import torch
 from parallel_backend.plan import ParallelPlan
 from worker.errors import Explanation, WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.host.runs import RunRecord, Runs, pick_usual_step
-from worker.wire.operations import CALL, SAMPLE
+from worker.host.runs import Runs, pick_usual_step
+from worker.wire.operations import CALL
 
 ALONE, TWO = ParallelPlan(), ParallelPlan(cfg=2)
-SIZE = ((1, 4, 8, 8), 3)
-
-
-def run(runs: Runs, plan: ParallelPlan, seconds: tuple[float, ...] = (0.9,), **changes: Any) -> RunRecord:
-    asked = {"model": "a model", "operation": SAMPLE.name, "size": SIZE, **changes}
-    with runs.run("3", asked["model"], plan, "a class"):
-        runs.sized(asked["operation"], asked["size"])
-        for step in seconds:
-            runs.step(asked["operation"], step, 0.0)
-    return runs.kept[0]
-
-
-def test_the_usual_step_of_the_run_on_one_device_is_told() -> None:
-    runs = Runs(threading.Event())
-    run(runs, ALONE, (5.0, 0.8, 0.9, 1.0))
-    found = run(runs, TWO).to_json()
-    assert (found["alone"], found["is_alone_run"], found["is_measured"]) == (0.9, True, True)
-    run(runs, ALONE, (0.7,))
-    assert run(runs, TWO).alone == 0.7, "the last one"
-    assert runs.kept[1].alone is None, "one device is not compared with itself"
 
 
 def test_a_stop_within_a_step_ends_the_run_with_that_reason(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from parallel_backend.weights.shared_memory import IS_SHAREABLE
 from tests.support.group.direct_group import wait_until
 from tests.support.labelled.tensors import GPU, on_gpu
-from worker.host.sent_conditions import MOST, MOST_BYTES, SentConditions
+from worker.host.known_state import MOST, MOST_BYTES, SentConditions
 from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
 
@@ -152,7 +152,7 @@ def test_conditions_of_former_prompts_are_kept_up_to_a_number_and_a_size(size: i
     sent, held = SentConditions(), set[str]()
     for number in range(kept + 10):
         own = torch.empty(size, dtype=torch.uint8, device="meta")  # no two are equal
-        with patch("worker.host.sent_conditions.find_equal", lambda pairs: [False] * len(pairs)):
+        with patch("worker.host.known_state.find_equal", lambda pairs: [False] * len(pairs)):
             keys, new, dropped = sent.exchange({"text": own, "video": own})
         held = (held | new.keys()) - {*dropped}
         assert held == sent.sent.keys() and held >= {*keys.values()}

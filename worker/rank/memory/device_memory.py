@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import gc
 import re
-import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
@@ -35,7 +32,7 @@ class DeviceMemory:
 
     used: by this rank.
     free: what it can still get.
-    total: for all processes, or the limit of this process.
+    total: for all processes.
     """
 
     total: int
@@ -46,26 +43,7 @@ class DeviceMemory:
     def now(cls, device: torch.device) -> DeviceMemory:
         if is_accelerator(device):
             return cls(total_bytes(device), allocated_bytes(device), available_bytes(device))
-        machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")
-        rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), free_ram())]
-        for limit, counted in list_limits():
-            used = process.get(counted, 0)
-            rooms.append(cls(limit, used, max(0, limit - used)))
-        return min(rooms, key=lambda room: room.free)
-
-
-def list_limits() -> Iterator[tuple[int, str]]:
-    """Returns the limits of this process's memory in bytes, each with its counter in /proc/self/status."""
-    for limit, counted in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
-        soft, _ = resource.getrlimit(limit)
-        if soft != resource.RLIM_INFINITY:
-            yield soft, counted
-
-
-def kibibytes(path: str) -> dict[str, int]:
-    """Returns the sizes in a file of /proc, in bytes."""
-    fields = (line.split() for line in Path(path).read_text().splitlines())
-    return {parts[0].rstrip(":"): int(parts[1]) << 10 for parts in fields if len(parts) == 3 and parts[2] == "kB"}
+        return cls(psutil.virtual_memory().total, resident_bytes(), free_ram())
 
 
 def resident_bytes() -> int:
@@ -78,16 +56,16 @@ def memory_use(device: torch.device) -> dict[str, int]:
     in, accelerator or RAM."""
     if is_accelerator(device):
         return {"accelerator": reserved_bytes(device), "total": total_bytes(device)}
-    return {"accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
+    return {"accelerator": 0, "total": psutil.virtual_memory().total}
 
 
 def own_bytes(device: torch.device) -> int:
-    """Returns what this process has allocated for computing: of the accelerator's memory, or of RAM without the pages
-    of files."""
+    """Returns what this process has allocated for computing: of the accelerator's memory, or of RAM without what it
+    shares, such as the pages of files."""
     if is_accelerator(device):
         return allocated_bytes(device)
-    process = kibibytes("/proc/self/status")
-    return process.get("RssAnon", 0) + process.get("RssShmem", 0)
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
 
 
 def asked(error: BaseException) -> int | None:

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-
-import torch
-
-from parallel_backend.axes import STAGE_AXES, TOKEN_AXES
-from parallel_backend.costs.memory import token_factor
-from parallel_backend.device import count, is_accelerator
-from parallel_backend.errors import PlanError
-from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.sizes import WeightSizes
+from dataclasses import dataclass
 
 from ...errors import Explanation
-from ...wire.operations import LOAD, Operation
+from ...wire.operations import Operation
 from .device_memory import DeviceMemory
 
-MORE_RANKS = (1, 2, 4, 8)  # multiples of the present rank count
 MARGIN = 0.9  # share of the memory that an estimate may fill
 NOTABLE = 0.05
 
@@ -34,10 +20,6 @@ class OutOfMemoryReport:
     full, empty: the rank's free memory when it failed, and without what the request had taken by then.
     weights: the model's on this rank, without those that a load was still to bring.
     tokens: of the request's latents; 0 if it has none.
-    plan: the model's.
-    check: raises PlanError for a plan that the model does not allow.
-    sizes: of all the model's weights. Plan, check and sizes are None for a VAE.
-    devices: how many ranks can have a device of their own, on all machines; None without such a bound.
     others: the weights of models that were set aside on this rank.
     """
 
@@ -48,10 +30,6 @@ class OutOfMemoryReport:
     empty: DeviceMemory
     weights: int = 0
     tokens: int = 0
-    plan: ParallelPlan | None = None
-    check: Callable[[ParallelPlan], None] | None = None
-    sizes: WeightSizes | None = None
-    devices: int | None = None
     others: int = 0
 
     @property
@@ -74,18 +52,11 @@ class OutOfMemoryReport:
 
 
 def advise(short: OutOfMemoryReport) -> list[str]:
-    """Says in sentences what would fit. The estimates assume that a rank's need is proportional to its share."""
+    """Says in sentences what would help. The editor estimates which plans fit (`nodes/routes/remedies.py`)."""
     if short.others:
         said = f"The ranks also held {size(short.others)} of other models' weights, which they now release. "
         return [said + "Queue the prompt again."]
     found = []
-    plan = find_fitting_plan(short)
-    if plan and short.plan:
-        name, ranks = f"{plan} with patches=1" if plan.pipefusion > 1 else str(plan), plan.world_size
-        if ranks == short.plan.world_size:
-            found.append(f"By an estimate, the plan {name} should fit.")
-        else:
-            found.append(f"By an estimate, the plan {name} should fit on {ranks} ranks, each with a device of its own.")
     fewer = int(short.tokens * MARGIN * short.empty.free / short.needed) if short.needed else 0
     if 0 < fewer < short.tokens:
         found.append(f"With this plan, at most about {fewer:,} tokens fit. Lower the size or the batch.")
@@ -95,51 +66,11 @@ def advise(short: OutOfMemoryReport) -> list[str]:
             f"Other processes use {size(others)} of this memory. If ComfyUI's own models are among them, free these "
             "(Free, or POST /free)."
         )
+    if short.weights:
+        found.append(
+            "Use weights=auto, more pipefusion stages, or a smaller file (fp8, GGUF). The node's plan says what fits."
+        )
     return found or ["Use a smaller model, weights in a smaller dtype, or a machine with more memory."]
-
-
-def find_fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
-    """Returns a plan that fits, on as few ranks as possible, and of these the plan that leaves the most memory. None if
-    none fits."""
-    own, sizes = short.plan, short.sizes
-    if not own or not sizes:
-        return None
-    # The memory for weights and the request: all but what others use.
-    loads = short.operation is LOAD
-    room = MARGIN * (short.empty.free + (0 if loads else short.weights))
-    working = 0 if loads else short.needed
-
-    def estimate(plan: ParallelPlan) -> float:
-        return max(sizes.count_kept_bytes(plan)) + working * token_factor(plan) / token_factor(own)
-
-    for times in MORE_RANKS:
-        if times > 1 and short.devices is not None and own.world_size * times > short.devices:
-            return None
-        plans = [plan for plan in list_alternatives(short, own, times) if estimate(plan) < room]
-        if plans:
-            return min(plans, key=estimate)
-    return None
-
-
-def list_alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
-    """Yields other plans that the model allows for this many times the ranks, with the batch split as it is."""
-    axes = (*STAGE_AXES, *TOKEN_AXES)
-    ranks = plan.ways(axes) * times
-    divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
-    for degrees in itertools.product(divisors, repeat=len(axes) - 1):
-        rest, remainder = divmod(ranks, math.prod(degrees))
-        if remainder or not rest:
-            continue
-        split = dict(zip(axes, (*degrees, rest), strict=True))
-        try:
-            # The stages run whole images, which every model can do. The speed of further ranks is unknown.
-            other = replace(plan, **split, patches=1, speeds=plan.speeds if times == 1 else ())
-            if short.check:
-                short.check(other)
-        except PlanError:
-            continue
-        if other.degrees() != plan.degrees():
-            yield other
 
 
 def size(count: int) -> str:
@@ -148,11 +79,3 @@ def size(count: int) -> str:
         if count >= power:
             return f"{count / power:.1f} {unit}"
     return f"{count / 1e3:.0f} kB"
-
-
-def count_devices(device: torch.device) -> int | None:
-    """Returns how many ranks can have a device of their own on the group's machines; None on the CPU. It assumes that
-    the machines are alike."""
-    if not is_accelerator(device):
-        return None
-    return count(device.type) * int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])

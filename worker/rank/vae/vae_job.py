@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.device import generators
-from parallel_backend.errors import ModelFileError
 from parallel_backend.vae.parallel import CPU, ParallelVAE, Sizes
 
 from ...comfyui.source import VaeSource
@@ -19,8 +18,6 @@ from ...wire.tensors import Tensors
 from ..agreement import DONE, REFUSED, Ended
 from ..job import Job
 from ..state import RankVae
-
-CODERS = {"decode": "decoder.", "encode": "encoder."}  # what the names of a direction's weights begin with
 
 
 def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | None:
@@ -33,15 +30,14 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
     if not (source.file or weights):
         return None
     groups = job.groups
-    loaded, outcome = job.attempt(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
+    vae, outcome = job.attempt(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
     if outcome.kind == REFUSED and not weights:
         return None
-    if loaded is None or outcome.kind != DONE:
+    if vae is None or outcome.kind != DONE:
         raise Ended(outcome)
-    vae, missing = loaded
     sizes = Sizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
     parallel = ParallelVAE(vae.first_stage_model, groups.whole(), sizes, groups.whole(CPU))
-    return RankVae(source, vae, missing, parallel)
+    return RankVae(source, parallel)
 
 
 def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
@@ -49,8 +45,6 @@ def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Te
 
     Raises RequestError on all ranks alike, and Ended, also if ComfyUI has cancelled it.
     """
-    if lacks := next((name for name in vae.missing if name.startswith(CODERS[direction])), ""):
-        raise ModelFileError(f"The VAE's file cannot {direction}: it lacks {lacks}.", "Choose a whole VAE.")
     parallel, state = vae.parallel, tensors.get(RANDOM)
     generator = generators(parallel.device)[-1]
     if state is not None and state.shape == generator.get_state().shape:
