@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import comfy.model_base
+import comfy.model_patcher
 import comfy.samplers
 import torch
 
 from ..worker.comfyui.entry import leaves_by, runs_wrappers
+from ..worker.comfyui.patched_options import OPTIONS
+from ..worker.comfyui.source import METHODS
 from ..worker.wire.operations import FORWARD, INNER
 
 MODULE = "diffusion_model"
@@ -34,15 +37,16 @@ class Assumption(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """model: ComfyUI's, a BaseModel. module: of its diffusion model."""
+    """model: ComfyUI's, a BaseModel. module: of its diffusion model. patcher: our own."""
 
     model: type
     module: type
+    patcher: type
 
 
-def list_broken(model: type, module: type) -> list[str]:
+def list_broken(model: type, module: type, patcher: type) -> list[str]:
     """Returns, in words, which assumptions do not hold for a model of these classes, see `Classes`."""
-    classes = Classes(model, module)
+    classes = Classes(model, module, patcher)
     return [f"a change of ComfyUI ({each.of}: {each.says})" for each in ASSUMED if not each.holds(classes)]
 
 
@@ -84,6 +88,23 @@ def passes_latents_first(classes: Classes) -> bool:
     return bool(found) and set(found) == {2}
 
 
+def calls_known_methods(classes: Classes) -> bool:
+    prefix = f"self.{MODULE}."
+    asked = {
+        name.removeprefix(prefix)
+        for function in own_functions(classes.model, comfy.model_base.BaseModel)
+        for name, _ in calls_of(tree_of(function))
+        if name.startswith(prefix)
+    }
+    own = {name for name in asked if inspect.isfunction(getattr(classes.module, name, None))}
+    return own <= {*METHODS, *dir(torch.nn.Module)}
+
+
+def takes_options(classes: Classes) -> bool:
+    taken = inspect.signature(classes.module.forward).parameters
+    return OPTIONS in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
+
 def enters_at_one_place(classes: Classes) -> bool:
     """A class whose `_forward` takes other arguments is left by its `forward`, and enters the ranks there. So that must
     pass latents and timestep on as they are, and return what comes back."""
@@ -109,13 +130,33 @@ def goes_on(returned: ast.expr | None, first: list[str]) -> bool:
     return [ast.unparse(each) for each in given[:2]] == first
 
 
+def overrides_fit(classes: Classes) -> bool:
+    base = comfy.model_patcher.ModelPatcher
+    for name, function in vars(classes.patcher).items():
+        before = getattr(base, name, None)
+        if inspect.isfunction(function) and inspect.isfunction(before) and not takes_as_many(function, before):
+            return False
+    return True
+
+
+def takes_as_many(function: Callable[..., object], before: Callable[..., object]) -> bool:
+    """Whether a function takes the arguments that the one before takes, in their order."""
+    own, theirs = inspect.signature(function).parameters, inspect.signature(before).parameters
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in own.values()):
+        return True
+    return list(own)[: len(theirs)] == list(theirs)
+
+
 ASSUMED = (
     Assumption("BaseModel", "it gives the diffusion model latents and timestep first", passes_latents_first),
+    Assumption("BaseModel", f"of the diffusion model it calls only {', '.join(METHODS)}", calls_known_methods),
+    Assumption(f"the diffusion model's {FORWARD}", f"it takes {OPTIONS}", takes_options),
     Assumption(
         f"the diffusion model's {FORWARD}",
         f"without a fitting {INNER}, it passes latents and prediction on",
         enters_at_one_place,
     ),
+    Assumption("ModelPatcher", "its methods take the arguments that ours take", overrides_fit),
 )
 
 

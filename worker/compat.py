@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -15,6 +18,16 @@ def parts_of(module: torch.nn.Module) -> dict[str, Any]:
 def version_of(tensor: torch.Tensor) -> int:
     """Returns how often a tensor was written to. An inference tensor does not know it. Since torch 1.9."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def torchrun_starts_by(start: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """While entered, torchrun calls `start` for each of its processes, in place of its own `SubprocessHandler`.
+
+    It has no public way to take processes that run already. Since torch 2.3.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    return patch.object(api, "get_subprocess_handler", start)
 
 
 def bounded(reader: type, most: int) -> Any:

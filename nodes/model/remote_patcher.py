@@ -120,7 +120,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
-        found += list_broken(type(self.model), type(self.model.diffusion_model))
+        found += list_broken(type(self.model), type(self.model.diffusion_model), RemoteModelPatcher)
         if self.stand_in is None:
             return found
         weights, hooks = self.stand_in.weights, [self.name_originals(each) for each in self.hook_patches.values()]

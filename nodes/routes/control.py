@@ -4,10 +4,13 @@ Only pages of this ComfyUI may call them.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+import comfy.cli_args
 from aiohttp import web
 from server import PromptServer
 
@@ -17,6 +20,7 @@ from ...worker.settings import SettingsError
 from ..workers.group import device_count, reload_settings, remove_group
 from .status import group_of
 
+LOCALHOST, PORT = "localhost", re.compile(r":\d+$")
 PARK_SECONDS = 30.0  # to wait for the running job
 POLL_SECONDS = 0.05
 
@@ -74,7 +78,15 @@ def make_handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request
 
 
 def refuse_foreign(request: web.Request) -> None:
-    """Raises HTTPForbidden for a request from a page of another origin. Browsers say where a request comes from."""
+    """Raises HTTPForbidden for a request from a page of another site. Browsers say where a request comes from.
+
+    While ComfyUI listens on the loopback only, its pages have an IP address or localhost as their host. Another name
+    may be a foreign page's, whose owner lets the name stand for 127.0.0.1 (DNS rebinding).
+    """
+    if listens_on_loopback() and not is_local(request.headers.get("Host", "")):
+        raise web.HTTPForbidden(
+            text="ComfyUI listens for this machine only, and this page has another name. Open it as localhost."
+        )
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site is None:  # over plain http, a browser only sends the page's origin
         foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
@@ -82,3 +94,24 @@ def refuse_foreign(request: web.Request) -> None:
         foreign = site not in ("none", "same-origin")
     if foreign:
         raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its workers and settings.")
+
+
+def listens_on_loopback() -> bool:
+    """Whether only this machine reaches ComfyUI."""
+    return all(is_loopback(address.strip()) for address in comfy.cli_args.args.listen.split(","))
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == LOCALHOST
+
+
+def is_local(host: str) -> bool:
+    """Whether a header Host has an IP address or localhost, which nobody can let stand for another machine."""
+    name = PORT.sub("", host)
+    try:
+        return bool(ip_address(name.strip("[]")))
+    except ValueError:
+        return name == LOCALHOST or name.endswith(f".{LOCALHOST}")

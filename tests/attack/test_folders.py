@@ -1,16 +1,20 @@
-"""What another user puts into /tmp beforehand does no harm."""
+"""What another user puts into /tmp beforehand does no harm, and what lives is not removed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from demo.host import REPOSITORY
 from parallel_backend.errors import NoRoomError
 from worker.errors import WorkerGroupError
 from worker.host.session import Session
@@ -18,18 +22,96 @@ from worker.settings import Settings
 from worker.wire import private_folder as private_folder_module
 from worker.wire.private_folder import (
     COMPILED,
+    LOCK,
+    SECONDS_TO_LOCK,
     find_room,
     is_only_ours,
     keep_compiled_code,
+    private_folder,
 )
 
 NOBODY = 65534
+DEEP = 2000  # more than Python's recursion
+HOLDER = "import sys; from worker.wire.private_folder import private_folder as of; print(of('x'), flush=True)"
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+def put(folder: Path, owner: int = -1) -> Path:
+    """A private folder as of an hour ago."""
+    folder.mkdir(mode=0o700)
+    (folder / LOCK).touch()
+    age(folder)
+    if owner >= 0:
+        os.chown(folder, owner, owner)
+    return folder
+
+
+def age(folder: Path) -> None:
+    then = time.time() - 60 * SECONDS_TO_LOCK
+    os.utime(folder / LOCK, (then, then))
+
+
+def put_deep_tree(folder: Path) -> None:
+    put(folder)
+    start = os.getcwd()
+    os.chdir(folder)
+    try:
+        for _ in range(DEEP):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(start)
+
+
+def test_names_that_are_no_pids_and_deep_trees_stop_nobody(temporary: Path) -> None:
+    put(temporary / "paralleldit-99999999999999999999-x")
+    put_deep_tree(temporary / "paralleldit-deep")
+    (temporary / "paralleldit-file").write_text("")
+    (temporary / "paralleldit-link").symlink_to("/etc")
+    leftover = put(temporary / "paralleldit-group1-old")
+    assert private_folder("socket").is_dir()
+    assert not leftover.exists(), "what comes after the others is still looked at"
+    assert Path("/etc/passwd").exists()
+    subprocess.run(["rm", "-rf", str(temporary / "paralleldit-deep")], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user, the test runs as root")
+def test_another_users_folder_is_left_alone(temporary: Path) -> None:
+    folder = put(temporary / "paralleldit-group1-theirs", NOBODY)
+    private_folder("group1")
+    assert folder.exists()
+
+
+def test_a_persons_own_folder_is_left_alone(temporary: Path) -> None:
+    """Its name may begin as ours do."""
+    folder = put(temporary / "paralleldit-models")
+    (folder / LOCK).unlink()
+    private_folder("group1")
+    assert folder.exists()
+
+
+def test_a_folder_that_a_process_holds_stays_and_goes_with_it(temporary: Path) -> None:
+    """Whatever its PID is: in another container it may be the same as of this process."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{HOLDER}; sys.stdin.read()"],
+        cwd=REPOSITORY, env={**os.environ, "TMPDIR": str(temporary)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    folder = Path(holder.stdout.readline().strip())
+    age(folder)
+    private_folder("other")
+    assert folder.exists()
+    holder.kill()
+    holder.wait()
+    age(folder) if folder.exists() else None  # its caretaker may have been quicker
+    private_folder("other")
+    assert not folder.exists()
 
 
 def test_weights_go_to_the_disk_if_the_folder_in_memory_cannot_be_used(

@@ -16,7 +16,8 @@ import pytest
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import wait_until
 from worker.launch.agent import find_root_cause
-from worker.launch.torchrun import cuda_environment
+from worker.launch.forks import fork_ranks
+from worker.launch.torchrun import DEVICE, cuda_environment
 
 UNNEEDED = {"diffusers", "transformers", "torchvision", "torchaudio", "av", "kornia", "spandrel", "comfy"}
 LOST = "Connection closed by peer [127.0.0.1]:4242"
@@ -105,6 +106,26 @@ def test_the_folders_of_a_process_go_with_it_however_it_ends(end: signal.Signals
     os.killpg(process.pid, end)
     process.communicate()
     assert wait_until(lambda: not any(folder.exists() for folder in folders), 30)
+
+
+# A module of a rank: it starts a thread as it is imported, as CUDA may.
+THREADED = """
+import threading
+def prepare():
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_no_rank_is_forked_where_a_fork_would_break_it(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accelerator that was started, or a thread that runs, does not survive a fork."""
+    (tmp_path / "threaded_rank.py").write_text(THREADED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(DEVICE, device)
+    assert fork_ranks(2, "threaded_rank") == []
 
 
 def test_a_rank_that_waits_has_imported_neither_diffusers_nor_comfyui(own_ranks: None) -> None:

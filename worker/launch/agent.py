@@ -12,6 +12,7 @@ because torchrun's would listen on every network, and not only on the one that t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ import psutil
 
 from ..errors import Explanation, WorkerGroupError
 from ..wire.private_folder import TOKEN
+from .forks import ForkedRank, fork_ranks, start_forked
 from .imports import pause_garbage_collector
 from .lifetime import die_with_parent
 from .process import Report
@@ -45,12 +47,16 @@ def main() -> None:
     die_with_parent()
     options = parse()
     report = Report(options.folder)
+    ranks = fork_ranks(options.ranks, RANK)
     try:
         place, listener = open_group(options, report)
-        run_torchrun(options, place, listener, report)
+        run_torchrun(options, place, listener, report, ranks)
     except WorkerGroupError as error:
         report.write(error.explanation)
         raise SystemExit(str(error)) from error
+    finally:
+        for rank in ranks:  # one that still waits would be waited for
+            rank.process.kill()
 
 
 def parse() -> argparse.Namespace:
@@ -117,21 +123,29 @@ def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
     return [f"--nnodes={nodes}", f"--node-rank={node}", "--rdzv-backend=static", f"--rdzv-endpoint={endpoint}"]
 
 
-def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket.socket | None, report: Report) -> None:
-    """Runs the ranks of this machine until they end. Raises if one of them fails."""
+def run_torchrun(
+    options: argparse.Namespace,
+    place: list[str],
+    listener: socket.socket | None,
+    report: Report,
+    ranks: list[ForkedRank],
+) -> None:
+    """Runs the ranks of this machine until they end. Raises if one of them fails. ranks: those already forked."""
     with pause_garbage_collector():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import main as torchrun
 
+        from ..compat import torchrun_starts_by
         from .within import register
 
     register(WITHIN)
     store = open_store(listener) if listener else None
     try:
-        torchrun([
-            f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
-            f"--log-dir={options.folder / 'torchrun'}", "-m", RANK,
-        ])  # fmt: skip
+        with torchrun_starts_by(start_forked(ranks)) if ranks else contextlib.nullcontext():
+            torchrun([
+                f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
+                f"--log-dir={options.folder / 'torchrun'}", "-m", RANK,
+            ])  # fmt: skip
     except ChildFailedError as error:
         rank, reason, lost_peer = find_root_cause(error.failures)
         if lost_peer and options.machines:

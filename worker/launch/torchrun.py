@@ -106,6 +106,8 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         THREADS: str(count_threads(ranks, os.environ.get(THREADS, ""))),
         COMFYUI_THREADS: os.environ.get(THREADS, ""),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
+        # numpy's threads start at its import, and a process with threads is not forked (`forks.py`).
+        **({"OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")} if device == "cpu" else {}),
         "HF_HUB_OFFLINE": "1",
         **cuda_environment(os.environ),
     }

@@ -1,4 +1,9 @@
-"""Private folders of this process: mode 0700, and removed when the process ends, however it ends."""
+"""Private folders of this process: mode 0700, and removed when the process ends, however it ends.
+
+A folder lives as long as a process holds the lock (flock) of the file LOCK in it. A folder without this file is
+somebody's own, whatever its name is. A PID would say less: containers that share /tmp have the same PIDs for different
+processes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -29,12 +35,13 @@ FOLDER, TOKEN = "PARALLELDIT_FOLDER", "PARALLELDIT_TOKEN"
 # In a group's folder: where the ranks of a machine find each other, and the source of the first model that they will
 # load, as JSON.
 STORE, EXPECTED = "store", "expected.json"
-PREFIX = "paralleldit"
+PREFIX, LOCK = "paralleldit", ".lock"
 # The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.
 COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 MEMORY = Path("/dev/shm")  # a file system in memory
 IN_MEMORY = ("tmpfs", "ramfs")  # the kinds of such file systems
 SPARE = 256 << 20  # bytes that stay free beside weights
+SECONDS_TO_LOCK = 60.0  # a younger file may not be locked yet
 _own_folders: dict[Path, Path] = {}  # see `own_folder`
 # The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
 CARETAKER = """
@@ -49,12 +56,16 @@ for folder in sys.stdin.read().splitlines():
 
 
 def private_folder(purpose: str, parent: Path | None = None) -> Path:
-    """Creates a folder, which the caller may remove earlier. parent: where; by default, where temporary files are."""
+    """Creates a folder, which the caller may remove earlier. First removes this user's folders that nobody uses.
+    parent: where; by default, where temporary files are."""
+    parent = parent or Path(tempfile.gettempdir())
+    remove_leftovers(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{purpose}-", dir=parent))
     if fcntl:
+        fcntl.flock(os.open(folder / LOCK, os.O_RDONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)  # until this process ends
         with contextlib.suppress(OSError):  # systemd-tmpfiles removes old files, but not from a locked folder
             fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
-        with contextlib.suppress(OSError):  # without a caretaker, the folder stays
+        with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
             folders = start_caretaker()
             folders.write(f"{folder}\n")
             folders.flush()
@@ -132,6 +143,30 @@ def is_only_ours(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Removes this user's folders that nobody holds any more. What cannot be removed stays, and keeps nothing else."""
+    for folder in parent.glob(f"{PREFIX}-*"):
+        # A deep tree may not be walked to its end.
+        with contextlib.suppress(OSError, RecursionError):
+            if is_leftover(folder):
+                shutil.rmtree(folder)
+
+
+def is_leftover(folder: Path) -> bool:
+    """Whether a folder is one of this user's private ones, and no process holds it. Raises OSError, also for a folder
+    without the file of the lock."""
+    if fcntl is None or not is_only_ours(folder):
+        return False
+    descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if time.time() - os.fstat(descriptor).st_mtime < SECONDS_TO_LOCK:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ from demo.host import REPOSITORY
 from worker.inside.changes import COMFYUIS
 
 SECONDS = 120
-QUICK = ("latents by name",)
-MODEL_BASE, FLUX = "comfy/model_base.py", "comfy/ldm/flux/model.py"
+QUICK = ("latents by name", "an argument of the patcher")
+MODEL_BASE, PATCHER, FLUX = "comfy/model_base.py", "comfy/model_patcher.py", "comfy/ldm/flux/model.py"
 CALL = "self.diffusion_model(xc, t, context=context"
 FLUX_FORWARD = "    def forward(self, x, timestep, context, y=None, guidance=None, ref_latents=None, control=None,"
 FLUX_INNER = FLUX_FORWARD.replace("forward", "_forward")
@@ -26,12 +26,27 @@ EXECUTE = """        return comfy.patcher_extension.WrapperExecutor.new_class_ex
 CHANGES: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     "latents by name": ([(MODEL_BASE, CALL, CALL.replace("xc, t", "x=xc, timestep=t"))], "timestep first"),
     "a third argument by place": ([(MODEL_BASE, CALL, "self.diffusion_model(xc, t, context")], "timestep first"),
+    "another method of the model": (
+        [
+            (MODEL_BASE, "return self.diffusion_model.dtype", "return self.diffusion_model.scale_of(1)"),
+            (FLUX, FLUX_INNER, f"    def scale_of(self, t):\n        return t\n\n{FLUX_INNER}"),
+        ],
+        "it calls only",
+    ),
+    "no options": (
+        [(FLUX, f"{FLUX_FORWARD} transformer_options={{}}, **kwargs):", f"{FLUX_FORWARD} options={{}}):")],
+        "it takes transformer_options",
+    ),
     "more than wrappers in forward": (
         [
             (FLUX, EXECUTE, f"        x = 2 * x\n{EXECUTE}"),
             (FLUX, f"{FLUX_INNER} transformer_options={{}}, **kwargs):", f"{FLUX_INNER} options={{}}):"),
         ],
         "it passes latents and prediction on",
+    ),
+    "an argument of the patcher": (
+        [(PATCHER, "    def load(self, device_to=None,", "    def load(self, how=None, device_to=None,")],
+        "its methods take the arguments",
     ),
 }  # fmt: skip
 
@@ -43,11 +58,12 @@ from tests.support.host.mounted import mount
 _, comfyui, *folders = sys.argv
 mount(comfyui)
 list_broken = importlib.import_module("pack.nodes.assumptions").list_broken
+patcher = importlib.import_module("pack.nodes.model.remote_patcher").RemoteModelPatcher
 base = importlib.import_module("comfy.model_base")
 for late in ("", *folders):
     if late:
         sys.path.insert(0, late)
-        base.BaseModel.process_timestep = importlib.import_module("late").process_timestep
+        base.BaseModel.get_dtype = importlib.import_module("late").get_dtype
     found = {}
     for name, cls in vars(base).items():
         if isinstance(cls, type) and issubclass(cls, base.BaseModel):
@@ -56,10 +72,10 @@ for late in ("", *folders):
                 for part in words.split("."):
                     module = getattr(module, part, None)
                 if isinstance(module, type):
-                    found[f"{name} {module.__name__}"] = list_broken(cls, module)
+                    found[f"{name} {module.__name__}"] = list_broken(cls, module, patcher)
 if folders:
-    checked = weakref.ref(base.BaseModel.process_timestep)
-    del base.BaseModel.process_timestep, sys.modules["late"].process_timestep
+    checked = weakref.ref(base.BaseModel.get_dtype)
+    del base.BaseModel.get_dtype, sys.modules["late"].get_dtype
     gc.collect()
     assert checked() is None, "a pack's function is kept, with what its closure holds"
 print(json.dumps(found))
@@ -111,11 +127,9 @@ def test_a_changed_comfyui_is_noticed(name: str, comfyui: Path, tmp_path: Path) 
 
 
 def test_what_a_pack_changes_after_the_first_sampling_is_noticed(comfyui: Path, tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text(
-        "def process_timestep(self, timestep, **_):\n    return self.diffusion_model(timestep)\n"
-    )
+    (tmp_path / "late.py").write_text("def get_dtype(self):\n    return self.diffusion_model.forward_orig(1)\n")
     (said,) = broken(comfyui, tmp_path)["Flux Flux"]
-    assert "timestep first" in said
+    assert "it calls only" in said
 
 
 # Modules of ComfyUI whose functions compute nothing in a model, or that are watched as a whole: each layer's class is

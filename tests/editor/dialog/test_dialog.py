@@ -62,12 +62,8 @@ def test_a_change_is_written_beside_what_the_file_has_and_taken_back_by_null(hos
         ({"silence_seconds": 20, "restarts": 5}, {}, 409, "PARALLELDIT_RESTARTS sets restarts, and wins"),
         ({"silence_seconds": 20}, {"Origin": "http://elsewhere.example"}, 403, ""),  # ComfyUI's own refusal
         ({"silence_seconds": 20}, {"Sec-Fetch-Site": "same-site"}, 403, "Only pages of this ComfyUI"),
-        (
-            {"silence_seconds": 20},
-            {"Host": "a.example", "Origin": "http://b.example"},
-            403,
-            "Only pages of this ComfyUI",
-        ),
+        ({"silence_seconds": 20}, {"Host": "rebound.example", "Origin": "http://rebound.example"}, 403, ""),
+        ({"silence_seconds": 20}, {"Host": "rebound.example"}, 403, "ComfyUI listens for this machine only"),
         ({"measured": "x" * (1 << 16)}, {}, 413, "body size 65536 exceeded"),
     ],
 )

@@ -39,8 +39,7 @@ def hold():
             deque(takewhile(partial(gt, until), iter(time.monotonic, None)), maxlen=0)
         time.sleep(0.05)
 
-if "RANK" in os.environ:
-    threading.Thread(target=hold, daemon=True).start()
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=hold, daemon=True).start())
 """
 
 
