@@ -63,7 +63,7 @@ def apply_plan(
     if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
         return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
-    link = StageLink(mesh, layout, stage) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
+    link = StageLink(mesh, layout) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     install_boundary(model, spec, layout, hooks, link)  # ulysses, ring, patches: blocks see this rank's tokens
     if sizes is None or kernel is None:
         return AppliedPlan(slot, stage, link, layout=layout)
@@ -115,7 +115,7 @@ def keep_own_blocks(
     lists, plan = spec.blocks if spec else (), mesh.plan
     count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
     own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
-    return keep_stage(model, lists, own, hooks, spec.shared if spec else (), spec is not None and spec.skips)
+    return keep_stage(model, lists, own, hooks, spec.shared if spec else ())
 
 
 def overlap_mlp(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import LOCAL, BlockList, ByFrame, single_stream
+from .spec import LOCAL, SKIPS, BlockList, ByFrame, single_stream
 from .usual import register_usual
 
 # DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model.
@@ -62,7 +62,7 @@ HUNYUAN = replace(
     sides={"image_rotary_emb": (0, "img")},
     whole=("encoder_hidden_states", "temb"),
 )
-register_usual("HunyuanDiT2DModel", HUNYUAN)
+register_usual("HunyuanDiT2DModel", HUNYUAN, unstaged=SKIPS)
 
 # Kandinsky 5 (https://arxiv.org/abs/2511.14993): images, and videos from text or an image.
 KANDINSKY = single_stream(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .bands import TORCH, Bands
-from .spec import ModelSpec, register
+from .spec import SKIPS, ModelSpec, register
 
 register(
     ModelSpec(
         "UNet2DConditionModel",
-        unstaged="they skip from the first half to the second",
+        unstaged=SKIPS,
         bands=Bands(
             {
                 **TORCH,

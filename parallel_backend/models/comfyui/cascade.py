@@ -1,7 +1,7 @@
 """The two stages of Stable Cascade that denoise."""
 
 from ..bands import TORCH, Bands
-from ..spec import register_class
+from ..spec import SKIPS, register_class
 
 COMMON = (
     *("AttnBlock", "Attention2D", "FeedForwardBlock", "GlobalResponseNorm", "LayerNorm2d", "OptimizedAttention"),
@@ -28,7 +28,7 @@ def register_stage(name: str, levels: str, *conditions: str) -> None:
         whole=("r", "sca", "crp", "transformer_options", *conditions),
         needed=(conditions[0],),
     )
-    register_class(f"{module}.{name}", unstaged="they skip from the first half to the second", bands=bands)
+    register_class(f"{module}.{name}", unstaged=SKIPS, bands=bands)
 
 
 register_stage("StageC", "", "clip_text", "clip_text_pooled", "clip_img", "control")

@@ -4,7 +4,7 @@ ControlNets."""
 from dataclasses import replace
 
 from ..bands import TORCH, Bands, Place
-from ..spec import register_class
+from ..spec import SKIPS, register_class
 
 LAYERS = {
     **TORCH,
@@ -46,7 +46,7 @@ BANDS = Bands(
 register_class(
     "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
     coupled="they are the frames of one video",
-    unstaged="they skip from the first half to the second",
+    unstaged=SKIPS,
     bands=BANDS,
 )
 # A union of several has layers that are not known here. Each rank runs it whole.
