@@ -69,6 +69,13 @@ def packet_of(operation: Any) -> Any:
     return operation._overloadpacket
 
 
+def writes_to_arguments(operation: Any) -> bool:
+    """Returns whether an operator, such as one of a package, says that it writes to what it is given. Since torch
+    1.12."""
+    schema = getattr(getattr(operation, "default", operation), "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
 def error_of(group: Any, device: torch.device) -> str:
     """Returns what NCCL's watchdog says went wrong in a process group; empty if nothing did. Other backends raise their
     errors where they happen. Since torch 2.6."""
