@@ -353,7 +353,7 @@ class HostModel:
     def new_compile_settings(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
         """Returns the `torch.compile` arguments of a node in a call's arguments, if they differ from the last."""
         asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
-        return {} if asked == self.module.compiled.compiled_for[0] else asked
+        return {} if asked == self.module.compiled.compiled_for else asked
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
