@@ -22,7 +22,7 @@ BANDS = Bands(
     LAYERS,
     levels="channel_mult",
     attention={"BasicTransformerBlock": "attn1"},
-    attends_to_pixels=("disable_self_attn", False),
+    attends_to_text="disable_self_attn",
     lists=("input_blocks.*", "middle_block", "output_blocks.*"),
     over_time=("time_stack",),
     rows={"control": 1},
