@@ -10,7 +10,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -62,22 +61,9 @@ class StandIn(torch.nn.Module):
         return streams[0] if len(streams) == 1 else streams
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A pipeline stage's blocks, in the order in which they run.
-
-    first: the index of its first block among all blocks.
-    missing: names of other stages' blocks, which have no weights here. They can only be restored without weights.
-    """
-
-    blocks: list[torch.nn.Module]
-    first: int
-    missing: tuple[str, ...]
-
-
 def keep_stage(
     model: torch.nn.Module, lists: Sequence[BlockList], own: range, hooks: Hooks, shared: Sequence[str] = ()
-) -> Stage:
+) -> list[torch.nn.Module]:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
     own: the indices of the local blocks among all blocks.
@@ -85,18 +71,15 @@ def keep_stage(
     """
     places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
     blocks = [block for each in lists for block in modules_at(model, each.path)]
-    missing = []
     for place, (each, index) in enumerate(places):
         if place in own:
             continue
         prefix = f"{each.path}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared if path.startswith(prefix)}
-        if any(weight.is_meta for weight in blocks[place].parameters()):
-            missing.append(f"{each.path}.{index}")
         siblings = cast("torch.nn.ModuleList", model.get_submodule(each.path))
         hooks.on_removal(functools.partial(siblings.__setitem__, index, blocks[place]))
         siblings[index] = StandIn(blocks[place], each.returned, keep)
-    return Stage(blocks[own.start : own.stop], own.start, tuple(missing))
+    return blocks[own.start : own.stop]
 
 
 def flatten(arguments: Sequence[tuple[Any, Streams]]) -> list[tuple[torch.Tensor, str]]:

@@ -42,7 +42,7 @@ def family_allows(name: str, plan: Plan) -> bool:
     """Whether the spec of a family's class has nothing against the plan."""
     spec = spec_named(FAMILIES[name].model_class)
     assert spec
-    return not (spec.unshared and plan.keys() & TOKEN_AXES or "pipefusion" in plan and not spec.blocks)
+    return not (spec.unshared and plan.keys() & TOKEN_AXES or "pipefusion" in plan and (spec.unstaged or not spec.blocks))
 
 
 def plans(library: str, name: str) -> list[Plan]:
