@@ -62,7 +62,7 @@ HUNYUAN = replace(
     sides={"image_rotary_emb": (0, "img")},
     whole=("encoder_hidden_states", "temb"),
 )
-register_usual("HunyuanDiT2DModel", HUNYUAN, unstaged=SKIPS)
+register_usual("HunyuanDiT2DModel", HUNYUAN, image="", unstaged=SKIPS)
 
 # Kandinsky 5 (https://arxiv.org/abs/2511.14993): images, and videos from text or an image.
 KANDINSKY = single_stream(

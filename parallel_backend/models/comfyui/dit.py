@@ -13,7 +13,7 @@ HUNYUAN = BlockList(
     sides={"freq_cis_img": (0, "x")},
     whole=("c", "text_states"),
 )
-register_class("comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, image="x", unstaged=SKIPS)
+register_class("comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, unstaged=SKIPS)
 
 KREA = single_stream(
     "blocks", "x", "attn", sides={"freqs": (2, "x"), "timestep_zero_index": Places("x")}, whole=("vec", "mask")
