@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -21,8 +22,8 @@ from .seams.forward import ForwardSlot
 from .seams.kernels.backends import NATIVE, Backend, choose_backend
 from .seams.layout import TokenLayout
 from .seams.mlp_overlap import MlpOverlap
-from .seams.module_attention import LocalAttention, ModuleAttention
-from .seams.pipeline.stages import Stage, StageLink, StandIn, keep_stage
+from .seams.module_attention import ModuleAttention, attend_locally
+from .seams.pipeline.stages import StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
 
 
@@ -30,14 +31,14 @@ from .weights.sizes import WeightSizes
 class AppliedPlan:
     """What hooks and forwards share.
 
-    stage: this rank's blocks. link: to the neighbouring stages, if any. attention: of the blocks; None if they keep
-    the model's own. layout: of the blocks' tokens; None if they are not shared.
+    blocks: of this rank's stage. link: to the neighbouring stages, if any. attention: of shared tokens, if any. layout:
+    of the blocks' tokens; None if they are not shared.
     """
 
     slot: ForwardSlot
-    stage: Stage
+    blocks: list[torch.nn.Module]
     link: StageLink | None = None
-    attention: ParallelAttention | LocalAttention | None = None
+    attention: ParallelAttention | None = None
     layout: TokenLayout | None = None
 
 
@@ -54,23 +55,24 @@ def apply_plan(
     check_module(plan, model)
     sizes = sizes_of(model, spec) if spec and can_share(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
-    stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
+    blocks = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
     if spec is None or (not stages_alone and (sizes is None or kernel is None)):
-        return AppliedPlan(slot, stage)
+        return AppliedPlan(slot, blocks)
     if kernel and not shares_tokens(plan):  # this rank has all tokens
-        return AppliedPlan(slot, stage, attention=replace_kernel(model, spec, kernel, slot, hooks))
+        replace_kernel(model, spec, kernel, slot, hooks)
+        return AppliedPlan(slot, blocks)
     if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
-        return AppliedPlan(slot, stage, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
+        return AppliedPlan(slot, blocks, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
-    link = StageLink(mesh, layout, stage) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
+    link = StageLink(mesh, layout) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     install_boundary(model, spec, layout, hooks, link)  # ulysses, ring, patches: blocks see this rank's tokens
     if sizes is None or kernel is None:
-        return AppliedPlan(slot, stage, link, layout=layout)
+        return AppliedPlan(slot, blocks, link, layout=layout)
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
-    return AppliedPlan(slot, stage, link, attention, layout)
+    return AppliedPlan(slot, blocks, link, attention, layout)
 
 
 def apply_plan_inside(
@@ -110,12 +112,12 @@ def choose_kernel(sizes: AttentionSizes | None, mesh: Mesh, dtype: torch.dtype) 
 
 def keep_own_blocks(
     model: torch.nn.Module, spec: ModelSpec | None, mesh: Mesh, weights: WeightSizes, hooks: Hooks
-) -> Stage:
-    """Removes other stages' blocks from the model."""
+) -> list[torch.nn.Module]:
+    """Removes other stages' blocks from the model, and returns the others."""
     lists, plan = spec.blocks if spec else (), mesh.plan
     count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
     own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
-    return keep_stage(model, lists, own, hooks, spec.shared if spec else (), spec is not None and spec.skips)
+    return keep_stage(model, lists, own, hooks, spec.shared if spec else ())
 
 
 def overlap_mlp(
@@ -141,17 +143,14 @@ def share_attention(
             install_attention(block, path, attends, hooks, attention.layout.slot)
 
 
-def replace_kernel(
-    model: torch.nn.Module, spec: ModelSpec, kernel: Backend, slot: ForwardSlot, hooks: Hooks
-) -> LocalAttention:
+def replace_kernel(model: torch.nn.Module, spec: ModelSpec, kernel: Backend, slot: ForwardSlot, hooks: Hooks) -> None:
     """Makes this kernel compute the self-attention of every block, or of a UNet's layers."""
-    attention = LocalAttention(kernel)
+    attention = partial(attend_locally, kernel)
     for path in spec.bands.attention_paths(model) if spec.bands else ():
         install_attention(model, path, [attention], hooks, slot, is_local=True)
     for blocks, block in own_blocks(model, spec):
         for path in attention_paths(block, blocks):
             install_attention(block, path, [attention], hooks, slot, is_local=True)
-    return attention
 
 
 def own_blocks(model: torch.nn.Module, spec: ModelSpec) -> list[tuple[BlockList, torch.nn.Module]]:

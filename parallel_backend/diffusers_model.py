@@ -32,6 +32,7 @@ class DiffusersModel(ParallelModel):
     def __init__(self, model: ModelMixin, mesh: Mesh) -> None:
         self.known = known_spec(type(model).__name__)
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
+        self.has_one_stage = False  # whether the blocks of other stages have no weights
         self.working_bytes = 0  # bytes that weights leave free on the device
         super().__init__(model, mesh, model.dtype)
 
@@ -49,10 +50,9 @@ class DiffusersModel(ParallelModel):
 
         Raises RequestError, and changes nothing, if the weights of other stages were never read.
         """
-        if self.stage.missing:
+        if self.has_one_stage:
             raise RequestError(
-                f"This rank read its own pipeline stage alone, so that {len(self.stage.missing)} blocks, from "
-                f"{self.stage.missing[0]} on, have no weights to put back.",
+                "This rank read its own pipeline stage alone, so that the other blocks have no weights to put back.",
                 "Load the whole model from its files.",
             )
         self.fetched.rearrange((), None)
@@ -63,7 +63,7 @@ class DiffusersModel(ParallelModel):
     def build(cls, source: ModelSource, mesh: Mesh) -> DiffusersModel:
         """Builds this rank's part of the model. `bring` reads its weights. Also raises ModelFileError."""
         model = cls(build_transformer(source), mesh)
-        model.unread = source
+        model.unread, model.has_one_stage = source, mesh.plan.pipefusion > 1
         return model
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:

@@ -19,6 +19,7 @@ from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
+from .groups.mesh_layout import stages_of
 from .models import known_spec
 from .models.checks import check_module
 from .pipelines.arguments import refuse_compiled
@@ -154,10 +155,11 @@ def forget_after(pipeline: Any, calls: PipelineTransformer, transformer: Diffuse
 
 def describe(transformer: DiffusersModel) -> str:
     """Says in words how a model is parallel."""
-    plan, blocks, stage = transformer.mesh.plan, len(transformer.sizes.blocks), transformer.stage
+    plan, blocks = transformer.mesh.plan, transformer.sizes.blocks
     parts = [f"{type(transformer.model).__name__} by {plan}"]
     if plan.pipefusion > 1:
-        parts.append(f"this rank has blocks {stage.first + 1} to {stage.first + len(stage.blocks)} of {blocks}")
+        own = stages_of(plan, blocks)[transformer.mesh["pipefusion"].index]
+        parts.append(f"this rank has blocks {own.start + 1} to {own.stop} of {len(blocks)}")
     if transformer.fetched.store:
         parts.append(f"{len(transformer.fetched.flat_blocks)} blocks are fetched ({transformer.fetched.store.kind})")
     return ", ".join(parts)

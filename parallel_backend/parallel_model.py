@@ -65,12 +65,12 @@ class ParallelModel:
         own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
         shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
-        self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
+        self.compiled = CompiledBlocks(self.blocks or [model], mesh.device)
 
     def install(self, mesh: Mesh) -> None:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
-        self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
+        self.mesh, self.slot, self.blocks, self.link = mesh, applied.slot, applied.blocks, applied.link
         self.attention, self.layout = applied.attention, applied.layout
         if self.spec and self.spec.prepare:
             self.spec.prepare(self.model, self.hooks)

@@ -29,7 +29,6 @@ from ..plan import SHARED, ParallelPlan
 from .communicators import Communicator, count_side_by_side, list_axes, list_links, list_replicas, over_all
 from .handshake import shake_hands
 from .mesh_layout import axis_shares, rows_along, shard_range, shard_sizes
-from .processors import stay_near
 from .timeline import SILENT, Timeline
 
 # How long a rank may wait for others: longer than any forward. torch's ten minutes are not: after them, NCCL's watchdog
@@ -137,7 +136,6 @@ def start_distributed(
     if ranks > most:
         raise PlanError(f"{ranks} ranks were started for {most} GPUs.", f"Start --nproc-per-node={most} or fewer.")
     device = select(kind, int(os.environ["LOCAL_RANK"]), gpus)
-    stay_near(device)
     dist.init_process_group(group_backends(kind), device_id=device, **place)
     return device
 

@@ -54,18 +54,10 @@ class Bands:
     layers: Mapping[str, tuple[str, ...]]
     # The submodules in which pixels attend to pixels, by the class of the modules that have them.
     attention: Mapping[str, str]
-    # An attribute of these modules, and its value where pixels attend to pixels, not to the text alone.
-    attends_to_pixels: tuple[str, bool]
-    # Whether pixels attend to a text at the same time, whose keys follow those of the pixels.
-    joint: bool = False
-    # The path to a list with an entry for each level, if there are several. Each has half the rows of the one before.
-    levels: str = ""
-    # Whether halves are rounded up. Else a picture that does not halve evenly is not shared.
-    rounds_up: bool = True
-    # The path to the number of the latents' rows that are one row of the first level, if it is not 1.
-    patch_size: str = ""
-    # Whether the model resizes whole conditions to the size of a level.
-    resizes_conditions: bool = False
+    # An attribute of these modules that is true where pixels attend to the text alone.
+    attends_to_text: str
+    # The path to a list with an entry for each level. Each has half the rows of the one before, rounded up.
+    levels: str
     # Lists of layers, in running order; "path.*" is a list of such lists. The model runs each layer once per forward,
     # one after the other, so their weights can be fetched in turn. A model may lack some of these lists.
     lists: tuple[str, ...] = ()
@@ -97,13 +89,8 @@ class Bands:
         return [
             f"{path}.{own}"
             for path, block, own in found
-            if own and self.attends(block) and not {*path.split(".")} & {*self.over_time}
+            if own and not getattr(block, self.attends_to_text) and not {*path.split(".")} & {*self.over_time}
         ]
-
-    def attends(self, block: torch.nn.Module) -> bool:
-        """Whether pixels attend to pixels in this module."""
-        name, value = self.attends_to_pixels
-        return bool(getattr(block, name)) == value
 
     def attending_blocks(self, model: torch.nn.Module) -> list[torch.nn.Module]:
         """Returns the modules that have these."""
@@ -124,14 +111,13 @@ class BandTraits:
     attends_over_rows: whether its `scaled_dot_product_attention` is over space. whole_sizes: `numel` of a band returns
     that of the whole, for a model that splits its work by size: all ranks must split it alike. by_size: whether the
     model repeats rows by the size of the result, as UNets do; the last band may have one row less. causal_frames:
-    whether attention's masks show a pixel those of its own and of earlier frames. resizes_conditions: see `Bands`.
+    whether attention's masks show a pixel those of its own and of earlier frames.
     """
 
     attends_over_rows: bool = True
     whole_sizes: bool = False
     by_size: bool = False
     causal_frames: bool = False
-    resizes_conditions: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,8 +162,8 @@ def differences_in_bands(model: torch.nn.Module, bands: Bands) -> Iterator[str]:
         elif isinstance(module, CONVOLUTIONS) and not is_known_convolution(module):
             unknown.setdefault("a convolution of an unknown form", path)
         elif name in bands.attention:
-            if not hasattr(module, bands.attends_to_pixels[0]):
-                yield f"its {name} has no {bands.attends_to_pixels[0]}"
+            if not hasattr(module, bands.attends_to_text):
+                yield f"its {name} has no {bands.attends_to_text}"
             yield from lacking(module, (bands.attention[name],), f"{name}: ")
     yield from (f"its layer {path} is {what}" for what, path in unknown.items())
 

@@ -177,7 +177,7 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
-    paths = (spec.drops, *((spec.bands.levels, spec.bands.patch_size) if spec.bands else ()))
+    paths = (spec.drops, *([spec.bands.levels] if spec.bands else []))
     yield from (f"it has no {path}" for path in filter(None, paths) if not has_size(model, path))
     sizes = next(attention_sizes(model, spec), None)
     if spec.bands and not spec.unshared:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import LOCAL, BlockList, ByFrame, single_stream
+from .spec import LOCAL, SKIPS, BlockList, ByFrame, single_stream
 from .usual import register_usual
 
 # DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model.
@@ -62,7 +62,7 @@ HUNYUAN = replace(
     sides={"image_rotary_emb": (0, "img")},
     whole=("encoder_hidden_states", "temb"),
 )
-register_usual("HunyuanDiT2DModel", HUNYUAN)
+register_usual("HunyuanDiT2DModel", HUNYUAN, image="", unstaged=SKIPS)
 
 # Kandinsky 5 (https://arxiv.org/abs/2511.14993): images, and videos from text or an image.
 KANDINSKY = single_stream(
@@ -114,6 +114,15 @@ HEAD = BlockList(
     between=LOCAL,
 )
 register_usual("ZImageTransformer2DModel", ZIMAGE, head=HEAD, image="")
+
+# Allegro (https://arxiv.org/abs/2410.15458), from text.
+ALLEGRO = replace(
+    DIT,
+    sides={"image_rotary_emb": (1, (None, "img"))},  # tables of frequencies, and the tokens' positions in them
+    whole=("encoder_hidden_states", "temb", "encoder_attention_mask"),
+    refused=("attention_mask",),
+)
+register_usual("AllegroTransformer3DModel", ALLEGRO)
 
 # Sana (https://arxiv.org/abs/2410.10629): only rows of the batch, and blocks, can be shared exactly.
 SANA = replace(

@@ -26,7 +26,7 @@ ALWAYS_WHOLE = "transformer_options"
 IMAGE_PLACES = "img_slice"
 CHANGES = ("patches", "patches_replace")
 CONTROL = "control"  # the model's argument with what networks beside it add to its tokens
-SKIP = "skip"  # the argument of a block that takes an earlier block's output
+SKIPS = "they skip from the first half to the second"  # why some blocks are not split into stages
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 FULL_LENGTH, LOCAL, GATHERED = "full length", "local", "gathered"  # see `seams/layout.py`
 
@@ -180,11 +180,6 @@ class ModelSpec:
     def attends(self) -> bool:
         """Whether the spec says where tokens attend to tokens."""
         return bool(self.bands) or any(blocks.attention for blocks in self.blocks)
-
-    @property
-    def skips(self) -> bool:
-        """Whether the first half of the blocks feeds the second, last to first."""
-        return any(SKIP in blocks.tokens for blocks in self.blocks)
 
     @property
     def drops(self) -> str:

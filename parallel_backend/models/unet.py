@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .bands import TORCH, Bands
-from .spec import ModelSpec, register
+from .spec import SKIPS, ModelSpec, register
 
 register(
     ModelSpec(
         "UNet2DConditionModel",
-        unstaged="they skip from the first half to the second",
+        unstaged=SKIPS,
         bands=Bands(
             {
                 **TORCH,
@@ -29,7 +29,7 @@ register(
             },
             levels="config.block_out_channels",
             attention={"BasicTransformerBlock": "attn1"},
-            attends_to_pixels=("only_cross_attention", False),
+            attends_to_text="only_cross_attention",
             rows={
                 "down_block_additional_residuals": 1,
                 "mid_block_additional_residual": 1,

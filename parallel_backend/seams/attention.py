@@ -22,7 +22,7 @@ from ..plan import EXCHANGE_PARTS
 from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts
 from .exchange.ring import ring_attention
-from .exchange.ulysses import Arrival, PendingResult, gather_heads, scatter_heads, view_heads
+from .exchange.ulysses import gather_heads, scatter_heads, view_heads
 from .forward import Code, ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
@@ -79,55 +79,35 @@ class ParallelAttention:
                 "Self-attention with dropout or a causal mask is not supported on shared tokens.",
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
-        call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale, kept)
+        seen = seen or streams
+        of_shape, forward = self.of_shape(streams, seen, query, key), self.layout.forward
+        call = of_shape(forward=forward, owner=owner, mask=None, scale=scale, kept=kept)
+        if attn_mask is not None:
+            call = call._replace(mask=mask_of_group(attn_mask, self.layout, streams, seen, call.ranks))
         key, value = call.encode("key", key), call.encode("value", value)
         if self.ulysses.degree == 1:
             return self.attend(call, 0, call.parts[0], query, key, value)
         shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
         out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
-        call = self.send(call, call.encode("query", query), key, value)
-        for index, arrived in enumerate(self.attend_parts(call)):
-            for run, received in arrived():
-                decoded = call.decode(("result", index, run.ranks), received)
-                view_heads(out_BHLD, run).copy_(decoded)
-        return out_BHLD
-
-    def send(self, call: SharedCall, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor) -> SharedCall:
-        """Starts the exchange of all parts."""
-        return call._replace(arriving=[self.scatter(call, part, q_BHLE, k_BHLE, v_BHLE) for part in call.parts])
-
-    def attend_parts(self, call: SharedCall) -> list[PendingResult]:
-        """Computes attention part by part. Returns by part what goes back to the tokens of this rank."""
+        query = call.encode("query", query)
+        arriving = [self.scatter(call, part, query, key, value) for part in call.parts]
         call.forward.run_deferred()
         results = []
         for index, part in enumerate(call.parts):
             arrived: list[torch.Tensor] = []
-            for arrival in call.arriving[index]:
-                arrived += arrival()
+            for arrive in arriving[index]:
+                arrived += arrive()
             if call.forward.differences:
                 named = zip(("query", "key", "value"), arrived, strict=True)
                 arrived = [call.decode((name, index), each) for name, each in named]
             out_BhRD = self.attend(call, index, part, *arrived)
             out_BhRE = call.encode(("result", index), out_BhRD)
             results.append(gather_heads(self.ulysses, call.lengths, out_BhRE, part.queries))
-        return results
-
-    def shared_call(
-        self,
-        owner: object,
-        streams: tuple[str, ...],
-        seen: tuple[str, ...],
-        query: torch.Tensor,
-        key: torch.Tensor,
-        attn_mask: torch.Tensor | None,
-        scale: float | None,
-        kept: Sequence[torch.Tensor],
-    ) -> SharedCall:
-        forward, call_of_shape = self.layout.forward, self.of_shape(streams, seen, query, key)
-        call = call_of_shape(forward=forward, owner=owner, mask=None, scale=scale, kept=kept)
-        if attn_mask is None:
-            return call
-        return call._replace(mask=mask_of_group(attn_mask, self.layout, streams, seen, call.ranks))
+        for index, arrive in enumerate(results):
+            for run, received in arrive():
+                decoded = call.decode(("result", index, run.ranks), received)
+                view_heads(out_BHLD, run).copy_(decoded)
+        return out_BHLD
 
     def of_shape(
         self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, key: torch.Tensor
@@ -147,7 +127,6 @@ class ParallelAttention:
             ranks=ranks,
             lengths=own,
             seen_lengths=of_keys,
-            is_joint=own == of_keys,
             ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
             places=[] if forward.cache is None else layout.cache_places(seen, ranks),
             heads=heads,
@@ -202,10 +181,10 @@ class ParallelAttention:
         q_BHLE: torch.Tensor,
         k_BHLE: torch.Tensor,
         v_BHLE: torch.Tensor,
-    ) -> tuple[Arrival, ...]:
+    ) -> tuple[Callable[[], Sequence[torch.Tensor]], ...]:
         """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately."""
         axis, keys = self.ulysses, (part.keys, part.keys)
-        if call.is_joint:
+        if call.lengths == call.seen_lengths:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
             return (scatter_heads(axis, call.lengths, *given),)
         return (

@@ -11,7 +11,7 @@ know runs whole, on every rank. So does a block that is called without the keys 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -49,7 +49,7 @@ TOKENS_NDIM = 3  # of tokens in one dim, with rows and channels
 class BlockBoundary:
     """The hooks on one block of a model.
 
-    arrivals: puts the tokens that other stages send into the block's arguments.
+    arrive: puts the tokens that the stage before sends into the block's arguments.
     chained: whether streams stay local up to the next block or head. is_last: whether the head follows.
     gathers: whether the tokens of all ranks are gathered after the block.
     """
@@ -60,7 +60,7 @@ class BlockBoundary:
         block: torch.nn.Module,
         blocks: BlockList,
         layout: TokenLayout,
-        arrivals: Sequence[Callable[[dict[str, Any]], None]] = (),
+        arrive: Callable[[dict[str, Any]], None] | None = None,
         chained: bool = False,
         is_last: bool = False,
         gathers: bool = False,
@@ -68,7 +68,7 @@ class BlockBoundary:
         self.owner = type(model).__name__
         self.blocks = blocks
         self.layout = layout
-        self.arrivals = arrivals
+        self.arrive = arrive
         self.chained, self.is_last = chained, is_last
         self.gathers = gathers
         self.parameters = block.takes if isinstance(block, StandIn) else Parameters(signature_of(block))
@@ -126,8 +126,8 @@ class BlockBoundary:
         for name, side in blocks.sides.items():
             if values.get(name) is not None:
                 values[name] = self.cut_side(values[name], name, side)
-        for arrive in self.arrivals:
-            arrive(values)
+        if self.arrive:
+            self.arrive(values)
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Brings the block's output to full length, or gathers it. Between chained blocks it stays local."""
@@ -295,27 +295,23 @@ def install_boundary(
     layout: of the model; of the other model for a network inside of it.
     """
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
-    own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
+    own = [place for place, (_, block) in enumerate(every) if not isinstance(block, StandIn)]
     follows = {block: blocks.between == LOCAL and blocks is after for (blocks, block), (after, _) in pairwise(every)}
-    for blocks, block in every[: own[0][0]]:
+    for blocks, block in every[: own[0]]:
         if block is modules_at(model, blocks.path)[0]:
             boundary = BlockBoundary(model, block, blocks, layout)
             hooks.before(block, partial(learn_streams, boundary), with_kwargs=True)
-    for place, blocks, block in own:
-        arrivals = []
-        if link:
-            if block is own[0][2] and not link.is_first:
-                arrivals.append(partial(link.receive, blocks))
-            arrivals.append(partial(link.feed_skip, place))
-            link.keep_skip(block, place, hooks)
+    for place in own:
+        blocks, block = every[place]
+        arrive = partial(link.receive, blocks) if link and not link.is_first and place == own[0] else None
         is_last = block is every[-1][1]
         chained = bool(spec.head and spec.head.between == LOCAL) if is_last else follows[block]
         gathers = blocks.between == GATHERED or (is_last and not spec.head and spec.inside is None)
-        BlockBoundary(model, block, blocks, layout, arrivals, chained, is_last, gathers).install(block, hooks)
+        BlockBoundary(model, block, blocks, layout, arrive, chained, is_last, gathers).install(block, hooks)
         for path, streams in blocks.full_length.items():
             restore_full_length(block.get_submodule(path), streams, layout, hooks)
     if link and not link.is_last:
-        blocks, block = every[own[-1][0] + 1]
+        blocks, block = every[own[-1] + 1]
         link.send_before(cast("StandIn", block), blocks, BlockBoundary(model, block, blocks, layout).cut, hooks)
     if spec.head:
         head = model.get_submodule(spec.head.path)

@@ -70,8 +70,6 @@ class Forward:
     by_frame: bool = False
     # Whether the tokens of all ranks have been gathered.
     gathered: bool = False
-    # Skip connections to or from another stage, by the index of the block that returned them.
-    skips: dict[int, torch.Tensor] = field(default_factory=dict)
     # Deferred work of the running block.
     deferred: list[Deferred] = field(default_factory=list)
 

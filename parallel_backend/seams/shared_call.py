@@ -12,7 +12,6 @@ import torch
 
 from ..errors import RequestError
 from .exchange.heads import HeadPart, repeat_heads
-from .exchange.ulysses import Arrival
 from .forward import Forward
 from .layout import TokenLayout
 
@@ -24,21 +23,17 @@ class SharedCall(NamedTuple):
 
     ranks: of the Ulysses group, on the sequence axis.
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
-    is_joint: whether queries, keys and values travel in one message.
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.
     heads: of the queries. group: the number of query heads that share a key head.
     parts: in which heads are exchanged.
     forward: the forward that attends.
     kept: keys and values that every rank has.
-    arriving: once they are sent, by part: queries, keys and values. Keys and values are apart if they are of other
-    tokens.
     """
 
     ranks: range
     lengths: tuple[int, ...]
     seen_lengths: tuple[int, ...]
-    is_joint: bool
     ring_lengths: list[int]
     places: list[tuple[int, int]]
     heads: int
@@ -49,7 +44,6 @@ class SharedCall(NamedTuple):
     mask: torch.Tensor | None
     scale: float | None
     kept: Sequence[torch.Tensor]
-    arriving: Sequence[tuple[Arrival, ...]] = ()
 
     def encode(self, what: object, values: torch.Tensor) -> torch.Tensor:
         """Encodes what travels, if only what differs from the step before does."""

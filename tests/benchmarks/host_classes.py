@@ -46,6 +46,7 @@ def folders() -> str:
         spec = known_spec(model_class)
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = "yes" if spec.image else "stages" if spec.blocks else "no"
+        stages = f"no: {spec.unstaged}" if spec.unstaged else stages
         lines.append(f"| {model_class} | yes | {tokens} | {stages} |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from parallel_backend import device
 from parallel_backend.device import BACKENDS, CPU, Card, like_first
 from parallel_backend.errors import PlanError, RequestError, is_out_of_memory
-from parallel_backend.groups import mesh
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
 from parallel_backend.seams.exchange import ring
@@ -146,14 +145,12 @@ def test_a_ranks_card_is_the_first_then_those_like_it_then_the_others(
     local_rank: int, index: int, machine: Machine
 ) -> None:
     asked = machine.asked
-    machine.patch.setattr(mesh, "stay_near", lambda of: asked.append(("stay_near", of)))
     machine.patch.setattr(dist, "init_process_group", lambda backends, device_id: asked.append((backends, device_id)))
     machine.patch.setenv("LOCAL_RANK", str(local_rank))
     machine.patch.setenv("LOCAL_WORLD_SIZE", "3")
     found = start_distributed()
     assert found == torch.device(machine.kind, index)
-    # Near its card before there are threads.
-    assert asked == [("set_device", found), ("stay_near", found), (device.group_backends(machine.kind), found)]
+    assert asked == [("set_device", found), (device.group_backends(machine.kind), found)]
 
 
 @pytest.mark.parametrize(("gpus", "order"), [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((0, 1, 2), (0, 2, 1)), ((2,), (2,))])

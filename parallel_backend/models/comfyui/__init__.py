@@ -3,7 +3,6 @@
 # ruff: noqa: F401 (each file registers its classes)
 from . import (
     audio,
-    cascade,
     controlnets,
     cosmos,
     dit,

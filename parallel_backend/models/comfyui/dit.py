@@ -1,6 +1,6 @@
 """Models whose blocks have one stream: PixArt, Hunyuan-DiT, Krea 2, Ideogram 4, Ernie-Image."""
 
-from ..spec import BlockList, Places, register_class, single_stream
+from ..spec import SKIPS, BlockList, Places, register_class, single_stream
 
 PIXART = single_stream("blocks", "x", "attn", whole=("y", "t", "mask", "HW"))
 register_class("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, image="x")
@@ -13,7 +13,7 @@ HUNYUAN = BlockList(
     sides={"freq_cis_img": (0, "x")},
     whole=("c", "text_states"),
 )
-register_class("comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, image="x")
+register_class("comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, unstaged=SKIPS)
 
 KREA = single_stream(
     "blocks", "x", "attn", sides={"freqs": (2, "x"), "timestep_zero_index": Places("x")}, whole=("vec", "mask")

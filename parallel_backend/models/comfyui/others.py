@@ -8,6 +8,10 @@ register_class(
     unshared="it attends within windows, whose tokens lie elsewhere in every second block",
 )
 
+# The two stages of Stable Cascade that denoise.
+for stage in ("stage_b.StageB", "stage_c.StageC"):
+    register_class(f"comfy.ldm.cascade.{stage}", unshared="its norms and its conditions are of all rows")
+
 # The class-conditional DiT of `worker/comfyui/dit/`, which ComfyUI lacks.
 register_class(
     "paralleldit.DiT",

@@ -1,6 +1,6 @@
 """Models of 3D shapes: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux model."""
 
-from ..spec import BlockList, register_class, single_stream
+from ..spec import SKIPS, BlockList, register_class, single_stream
 
 HUNYUAN_3D = BlockList(
     path="blocks",
@@ -13,7 +13,7 @@ register_class(
     "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
     HUNYUAN_3D,
     coupled="it exchanges the halves of the batch's conditions",
-    unstaged="they skip from the first half to the second",
+    unstaged=SKIPS,
 )
 
 REFINER = single_stream("noise_refiner", "x", "attn", sides={"rotary_emb": (1, "x")}, whole=("mod",))

@@ -4,7 +4,7 @@ ControlNets."""
 from dataclasses import replace
 
 from ..bands import TORCH, Bands, Place
-from ..spec import register_class
+from ..spec import SKIPS, register_class
 
 LAYERS = {
     **TORCH,
@@ -22,7 +22,7 @@ BANDS = Bands(
     LAYERS,
     levels="channel_mult",
     attention={"BasicTransformerBlock": "attn1"},
-    attends_to_pixels=("disable_self_attn", False),
+    attends_to_text="disable_self_attn",
     lists=("input_blocks.*", "middle_block", "output_blocks.*"),
     over_time=("time_stack",),
     rows={"control": 1},
@@ -46,7 +46,7 @@ BANDS = Bands(
 register_class(
     "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
     coupled="they are the frames of one video",
-    unstaged="they skip from the first half to the second",
+    unstaged=SKIPS,
     bands=BANDS,
 )
 # A union of several has layers that are not known here. Each rank runs it whole.

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...errors import RequestError
-from ...groups.collectives import gather
 from ...models.bands import BandTraits
 from .norm import band_group_norm
 from .rows import ROWS, BorderRows, RowBands
@@ -33,7 +32,17 @@ SCORE_BYTES = 1 << 30  # limit for attention's scores, which some kernels hold i
 UNKNOWN = (
     *(F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
     *(F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.lp_pool2d, F.unfold, F.fold, F.grid_sample, F.affine_grid),
-    *(F.instance_norm, F.local_response_norm, torch.roll, torch.fft.fft2, torch.fft.fftn, torch.fft.rfft2),
+    *(
+        F.conv_transpose2d,
+        F.conv_transpose3d,
+        torch.norm,
+        F.instance_norm,
+        F.local_response_norm,
+        torch.roll,
+        torch.fft.fft2,
+        torch.fft.fftn,
+        torch.fft.rfft2,
+    ),
     *(torch.rand, torch.rand_like, torch.normal, torch.bernoulli),
 )
 
@@ -227,8 +236,6 @@ class BandFunctions(TorchFunctionMode):
         size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
         size, factor = options.get("size", size), options.get("scale_factor", factor)
         mode = options.get("mode", mode)
-        if self.traits.resizes_conditions and mode == "bilinear" and size is not None and factor is None:
-            return self.resize_condition(func, band, of_rows(size, band), **{**options, "size": size, "mode": mode})
         if self.traits.by_size and mode == "nearest" and size is not None and self.repeats(band, of_rows(size, band)):
             return func(band, *args, **options)
         factors = factor if isinstance(factor, (tuple, list)) else [factor]
@@ -236,25 +243,6 @@ class BandFunctions(TorchFunctionMode):
         if size is not None or not mode.startswith("nearest") or not repeats:
             raise self.refusal(f"interpolation of mode {mode!r} by {factor}")
         return func(band, *args, **options)
-
-    def resize_condition(self, func: Run, whole: torch.Tensor, rows: int, **options: Any) -> torch.Tensor:
-        """Resizes a whole condition to the size of the picture, of which this rank has these rows, and cuts it to
-        them."""
-        if not self.bands.local_rows:
-            return func(whole, **options)
-        options["size"] = (self.bands.whole_rows(rows), options["size"][-1])
-        return self.bands.part(func(whole, **options))
-
-    def norm_of_picture(
-        self, func: Run, band: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any
-    ) -> torch.Tensor:
-        """`torch.norm` over the rows and columns of pictures (B, H, W, C), with the rows of all ranks."""
-        if band.ndim != 4 or p != 2 or dim != (1, 2) or any(each is not None for each in options.values()):
-            raise self.refusal(f"a norm of p={p} over the dims {dim}")
-        own = band.float().square().sum(dim, keepdim) if self.bands.local_rows else band.new_zeros(()).float()
-        own = own.expand(len(band), *([1, 1] if keepdim else []), band.shape[-1]).contiguous()
-        axis = self.bands.axis
-        return gather(own.unsqueeze(0), 0, axis.degree, axis.evenly).sum(0).sqrt().to(band.dtype)
 
     def repeats(self, band: torch.Tensor, rows: int) -> bool:
         """Whether each row becomes as many. If they are two, the last one may become one at the border of the whole."""
@@ -276,24 +264,6 @@ class BandFunctions(TorchFunctionMode):
         if (kernel != of_rows(stride or kernel_size, band) and kernel > 1) or of_rows(padding, band):
             raise self.refusal("pooling with overlaps")
         return func(band, kernel_size, stride, padding, *args, **options)
-
-    def deconvolve(
-        self,
-        func: Run,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> torch.Tensor:
-        """A transposed convolution in which the results of two rows do not overlap."""
-        beyond = of_rows(padding, band) or of_rows(output_padding, band)
-        if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
-            raise self.refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
-        return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def draw(self, func: Run, *size: Any, **options: Any) -> torch.Tensor:
         """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
@@ -327,8 +297,6 @@ HANDLERS: Mapping[Callable, Callable[..., Any]] = {
     F.conv2d: BandFunctions.convolve,
     F.conv3d: BandFunctions.convolve,
     torch.cudnn_convolution: BandFunctions.convolve_by_cudnn,
-    F.conv_transpose2d: BandFunctions.deconvolve,
-    F.conv_transpose3d: BandFunctions.deconvolve,
     F.pad: BandFunctions.pad,
     F.group_norm: BandFunctions.group_norm,
     F.batch_norm: BandFunctions.batch_norm,
@@ -336,7 +304,6 @@ HANDLERS: Mapping[Callable, Callable[..., Any]] = {
     F.interpolate: BandFunctions.resize,
     F.avg_pool2d: BandFunctions.pool,
     F.avg_pool3d: BandFunctions.pool,
-    torch.norm: BandFunctions.norm_of_picture,
     torch.randn: BandFunctions.draw,
     torch.randn_like: BandFunctions.draw_like,
     torch.Tensor.numel: BandFunctions.count,

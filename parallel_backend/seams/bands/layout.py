@@ -27,35 +27,24 @@ class Level(NamedTuple):
 class RowLayout(TokenLayout):
     """The pixels of a picture's levels, by rank. The stream "0" has those of the latents, "1" those of the next level.
 
-    Each level has half the rows and columns of the one before.
+    Each level has half the rows and columns of the one before, rounded up.
     """
 
-    def __init__(
-        self, bands: RowBands, levels: int, slot: ForwardSlot, patch_size: int = 1, rounds_up: bool = True
-    ) -> None:
-        """patch_size, rounds_up: see `Bands`."""
+    def __init__(self, bands: RowBands, levels: int, slot: ForwardSlot) -> None:
         super().__init__("", bands.axis, slot)
         self.bands = bands
         self.count = levels
-        self.patch_size = patch_size
-        self.rounds_up = rounds_up
         self.levels: list[Level] = []
 
     def begin(self, height: int, width: int) -> None:
         """Begins a forward of latents with these sides.
 
         Latents as narrow as a pixel of the last level are not shared: several levels of a band could have as many
-        pixels, and could not be told apart. Nor are those whose sides do not halve evenly, if halves are rounded down.
+        pixels, and could not be told apart.
         """
-        height, width = height // self.patch_size, width // self.patch_size
-        scales = [2 ** (self.count - 1 - level) for level in range(self.count)]
-        is_uneven = not self.rounds_up and bool(height % scales[0] or width % scales[0])
-        sides = [(self.halve(height, level), self.halve(width, level)) for level in range(self.count)]
-        self.levels = [Level(*each, scale) for each, scale in zip(sides, scales, strict=True)]
-        self.bands.begin(sides[-1][0], is_undivided=is_uneven or width <= scales[0] // 2)
-
-    def halve(self, side: int, times: int) -> int:
-        return (side + (2**times - 1 if self.rounds_up else 0)) >> times
+        strides = [2**level for level in range(self.count)]
+        self.levels = [Level(-(-height // stride), -(-width // stride), strides[-1] // stride) for stride in strides]
+        self.bands.begin(self.levels[-1].height, is_undivided=width <= strides[-1] // 2)
 
     def local_rows(self, level: Level) -> int:
         """Returns the rows of this rank's band. Zeros count, if it has no other."""
@@ -80,10 +69,10 @@ class RowLayout(TokenLayout):
             return self.cut_rows(whole)
         return whole if rows == 1 else None
 
-    def gather_rows(self, band: torch.Tensor, times: int = 1) -> torch.Tensor:
+    def gather_rows(self, band: torch.Tensor) -> torch.Tensor:
         """The inverse of `cut_rows`, on every rank. Raises RequestError for a tensor of no level."""
-        level = self.levels[int(self.stream_of(band.shape[ROWS:].numel() // times**2))]
-        return self.bands.gather(band, times * level.scale, times * level.height, times * level.width)
+        level = self.levels[int(self.stream_of(band.shape[ROWS:].numel()))]
+        return self.bands.gather(band, level.scale, level.height, level.width)
 
     def gather_pixels(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the tokens (B, H, tokens, D) of all pixels of the level of which this rank has these."""

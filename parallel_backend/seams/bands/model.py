@@ -39,12 +39,11 @@ class BandedModel:
     def __init__(self, model: torch.nn.Module, spec: Bands, layout: RowLayout) -> None:
         self.spec = spec
         self.layout = layout
-        self.size = layout.patch_size
         self.parameters = Parameters(inspect.signature(model.forward))
         self.latents = next(iter(self.parameters.defaults))
-        self.times = {self.latents: self.size, **spec.rows}  # of arguments with rows
+        self.times = {self.latents: 1, **spec.rows}  # of arguments with rows
         self.known = {ALWAYS_WHOLE, *self.times, *spec.whole}
-        traits = BandTraits(attends_over_rows=False, by_size=True, resizes_conditions=spec.resizes_conditions)
+        traits = BandTraits(attends_over_rows=False, by_size=True)
         self.functions = BandFunctions(layout.bands, traits, go_on, "model", WITHOUT_BANDS)
         self.is_entered = False
 
@@ -83,7 +82,7 @@ class BandedModel:
         self.is_entered = False
         self.functions.__exit__(None, None, None)
         try:
-            return tree_map_only(torch.Tensor, partial(self.layout.gather_rows, times=self.size), output)
+            return tree_map_only(torch.Tensor, self.layout.gather_rows, output)
         finally:
             self.layout.bands.end()
 
@@ -92,11 +91,10 @@ def share_rows(
     model: torch.nn.Module, spec: Bands, mesh: Mesh, slot: ForwardSlot, kernel: Backend, hooks: Hooks
 ) -> ParallelAttention:
     """Makes each rank compute a band of rows. Returns the attention of pixels to pixels."""
-    levels, size = (attrgetter(path)(model) if path else None for path in (spec.levels, spec.patch_size))
-    layout = RowLayout(RowBands(mesh["sequence"]), len(levels or "1"), slot, size or 1, spec.rounds_up)
+    layout = RowLayout(RowBands(mesh["sequence"]), len(attrgetter(spec.levels)(model)), slot)
     attention = ParallelAttention(mesh, layout, kernel)
     for path in spec.attention_paths(model):
-        install_attention(model, path, [partial(attend_pixels, attention, layout, path, spec.joint)], hooks, slot)
+        install_attention(model, path, [partial(attend_pixels, attention, layout, path)], hooks, slot)
     BandedModel(model, spec, layout).install(model, hooks)
     return attention
 
@@ -105,7 +103,6 @@ def attend_pixels(
     attention: ParallelAttention,
     layout: RowLayout,
     path: str,
-    joint: bool,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -113,18 +110,11 @@ def attend_pixels(
     *args: Any,
     **more: Any,
 ) -> torch.Tensor:
-    """Computes attention of this rank's pixels, BHLD, to all pixels of their level. If it is joint, the text's
-    keys follow theirs. Raises RequestError for other tokens, or a mask.
+    """Computes attention of this rank's pixels, BHLD, to all pixels of their level. Raises RequestError for other
+    tokens, or a mask.
 
     The mode of `functions` does not see what the exchange does: thousands of calls a step, of which none is its own.
     """
-    pixels = query.shape[-2]
-    if joint and attn_mask is None and key.shape[-2] >= pixels:
-        sizes = (pixels, key.shape[-2] - pixels)
-        with without_function_modes():
-            parts = (each.split(sizes, -2) for each in (key, value))
-            keys, values = (torch.cat((layout.gather_pixels(own), text), -2) for own, text in parts)
-            return attention.backend.attend(query, keys, values, more.get("scale"), None)
     if attn_mask is not None or key.shape[-2] != query.shape[-2]:
         raise RequestError(f"{path} attends under a mask, or to other pixels than its own.", WITHOUT_BANDS)
     streams = (layout.stream_of(query.shape[-2]),)

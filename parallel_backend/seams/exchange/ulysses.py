@@ -36,11 +36,6 @@ class Run(NamedTuple):
     steps: list[int]
 
 
-# Waits for a part of attention's result, and returns it by run of ranks: the local tokens with the heads of the run,
-# rLBnE.
-PendingResult = Callable[[], list[tuple[Run, torch.Tensor]]]
-
-
 class AllToAll(NamedTuple):
     """An all-to-all from local tokens to the group's, or back: then what was sent arrives.
 
@@ -50,23 +45,6 @@ class AllToAll(NamedTuple):
     to: list[int]
     of: list[int]
     own: list[int]
-
-
-class Arrival(NamedTuple):
-    """Tensors that arrive together: the group's tokens with this rank's heads.
-
-    received: flat. shape: of it. own: this rank's heads, by tensor. wait: until the tokens are there.
-    """
-
-    received: torch.Tensor
-    shape: tuple[int, int, int, int]
-    own: list[int]
-    wait: Callable[[], object]
-
-    def __call__(self) -> Sequence[torch.Tensor]:
-        """Returns the tensors, BhRE, as soon as they are there."""
-        self.wait()
-        return self.received.view(self.shape).permute(1, 2, 0, 3).split_with_sizes(self.own, 1)
 
 
 @functools.lru_cache(maxsize=MESSAGES)
@@ -93,9 +71,9 @@ def scatter_heads(
     lengths: tuple[int, ...],
     tensors_BHLE: Sequence[torch.Tensor],
     shares: tuple[Shares, ...],
-) -> Arrival:
+) -> Callable[[], Sequence[torch.Tensor]]:
     """Starts an all-to-all over the Ulysses axis, from local tokens with all heads to the group's tokens with this
-    rank's heads, BhRE.
+    rank's heads. Returns a function that waits for them and returns them by tensor, BhRE.
 
     lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so received
     tokens are already in rank order, and nothing is unpacked.
@@ -110,11 +88,19 @@ def scatter_heads(
     shape = (sum(lengths), batch, sum(message.own), width)
     received = send.new_empty(sum(message.of))
     wait = exchange(axis, send, received, message.to, message.of)
-    return Arrival(received, shape, message.own, wait)
+
+    def arrived() -> Sequence[torch.Tensor]:
+        wait()
+        return received.view(shape).permute(1, 2, 0, 3).split_with_sizes(message.own, 1)
+
+    return arrived
 
 
-def gather_heads(axis: Axis, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares) -> PendingResult:
-    """Starts the inverse of `scatter_heads` for one tensor. `view_heads` returns the view to which a run is copied."""
+def gather_heads(
+    axis: Axis, lengths: tuple[int, ...], out_BhRE: torch.Tensor, shares: Shares
+) -> Callable[[], list[tuple[Run, torch.Tensor]]]:
+    """Starts the inverse of `scatter_heads` for one tensor. Returns a function that waits for the result and returns it
+    by run of ranks: the local tokens with the heads of the run, rLBnE. `view_heads` returns the view to copy it to."""
     batch, _, _, width = out_BhRE.shape
     message = plan_exchange(axis.index, batch, width, lengths, (shares,))
     received = out_BhRE.new_empty(sum(message.to))

@@ -10,7 +10,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from ...groups.mesh import Mesh
 from ...hooks import Hooks
 from ...models.checks import modules_at
-from ...models.spec import SKIP, BlockList, Streams, names
+from ...models.spec import BlockList, Streams, names
 from ..arguments import Parameters
 from ..layout import TokenLayout
 
@@ -62,69 +61,25 @@ class StandIn(torch.nn.Module):
         return streams[0] if len(streams) == 1 else streams
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A pipeline stage's blocks, in the order in which they run.
-
-    first: the index of its first block among all blocks.
-    incoming: blocks of earlier stages whose output skips into this stage or beyond it.
-    outgoing: blocks whose output skips beyond this stage.
-    missing: names of other stages' blocks, which have no weights here. They can only be restored without weights.
-    """
-
-    blocks: list[torch.nn.Module]
-    first: int
-    incoming: tuple[int, ...]
-    outgoing: tuple[int, ...]
-    skip_sources: dict[int, int]
-    missing: tuple[str, ...]
-
-
-def skip_sources(count: int) -> dict[int, int]:
-    """Returns the producer of each consumer's skip connection in a U-shaped stack of blocks, by index."""
-    return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
-
-
 def keep_stage(
-    model: torch.nn.Module,
-    lists: Sequence[BlockList],
-    own: range,
-    hooks: Hooks,
-    shared: Sequence[str] = (),
-    skips: bool = False,
-) -> Stage:
+    model: torch.nn.Module, lists: Sequence[BlockList], own: range, hooks: Hooks, shared: Sequence[str] = ()
+) -> list[torch.nn.Module]:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
     own: the indices of the local blocks among all blocks.
     shared: submodules of blocks that the model reads outside of them.
-    skips: whether the first half of the blocks feeds the second, see `skip_sources`.
     """
     places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
     blocks = [block for each in lists for block in modules_at(model, each.path)]
-    missing = []
     for place, (each, index) in enumerate(places):
         if place in own:
             continue
         prefix = f"{each.path}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared if path.startswith(prefix)}
-        if any(weight.is_meta for weight in blocks[place].parameters()):
-            missing.append(f"{each.path}.{index}")
         siblings = cast("torch.nn.ModuleList", model.get_submodule(each.path))
         hooks.on_removal(functools.partial(siblings.__setitem__, index, blocks[place]))
         siblings[index] = StandIn(blocks[place], each.returned, keep)
-    sources = skip_sources(len(places)) if skips else {}
-
-    def outstanding(boundary: int) -> tuple[int, ...]:
-        return tuple(sorted(source for used, source in sources.items() if source < boundary <= used))
-
-    return Stage(
-        blocks[own.start : own.stop],
-        own.start,
-        outstanding(own.start),
-        outstanding(own.stop),
-        sources,
-        tuple(missing),
-    )
+    return blocks[own.start : own.stop]
 
 
 def flatten(arguments: Sequence[tuple[Any, Streams]]) -> list[tuple[torch.Tensor, str]]:
@@ -136,8 +91,7 @@ def flatten(arguments: Sequence[tuple[Any, Streams]]) -> list[tuple[torch.Tensor
 
 
 class StageLink:
-    """This stage's connections: tokens and skip connections to the next stage and from the previous one, latents from
-    the last to the first.
+    """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
 
     Messages are in flight while the stage computes. They come in an order known beforehand, and each receive is posted
     while the previous message is used. A receive is not posted if its message depends on work that this rank has not
@@ -158,9 +112,9 @@ class StageLink:
     until their wait has returned, because gloo never delivers a send whose handle was dropped.
     """
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout, stage: Stage) -> None:
+    def __init__(self, mesh: Mesh, layout: TokenLayout) -> None:
         axis = mesh["pipefusion"]
-        self.layout, self.stage, self.slot = layout, stage, layout.slot
+        self.layout, self.slot = layout, layout.slot
         self.is_first = axis.index == 0
         self.is_last = axis.index == axis.degree - 1
         self.next, self.previous = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
@@ -246,8 +200,7 @@ class StageLink:
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             values = block.takes.name(args, kwargs)
             local = [(cut(values[name], blocks.tokens[name]), blocks.tokens[name]) for name in block.returned]
-            tokens = [tensor for tensor, _ in flatten(local)]
-            self.send([*tokens, *(self.slot.forward.skips[place] for place in self.stage.outgoing)])
+            self.send([tensor for tensor, _ in flatten(local)])
 
         hooks.before(block, leave, with_kwargs=True)
 
@@ -256,7 +209,6 @@ class StageLink:
         layout, forward, known = self.layout, self.slot.forward, self.known
         handed = flatten([(values[name], blocks.tokens[name]) for name in blocks.returned])
         templates = [(tensor.shape, names(streams)) for tensor, streams in handed]
-        templates += [templates[0]] * len(self.stage.incoming)
         segments, dim = layout.forward.segments, blocks.dim
 
         # Both without self: a cycle would keep the mesh's groups.
@@ -277,18 +229,6 @@ class StageLink:
             streams = blocks.tokens[name]
             is_one = isinstance(streams, str)
             values[name] = next(arrived) if is_one else type(values[name])(next(arrived) for _ in streams)
-        forward.skips = dict(zip(self.stage.incoming, arrived, strict=True))
-
-    def keep_skip(self, block: torch.nn.Module, place: int, hooks: Hooks) -> None:
-        """Keeps a block's output for a later stage. The model's own code sees the stand-ins' output instead."""
-        if place in self.stage.outgoing:
-            hooks.after(block, lambda _block, _args, local: self.slot.forward.skips.__setitem__(place, local))
-
-    def feed_skip(self, place: int, values: dict[str, Any]) -> None:
-        """Gives a block the skip connection from an earlier stage."""
-        source = self.stage.skip_sources.get(place)
-        if source in self.stage.incoming:
-            values[SKIP] = self.slot.forward.skips[source]
 
     def send_latents(self, values: Sequence[torch.Tensor], step: int, segments: list[int]) -> None:
         """Sends updated latents from the last stage to the first, as one message."""

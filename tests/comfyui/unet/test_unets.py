@@ -29,7 +29,7 @@ WAYS = {"one rank": {"cfg": 1}, "two ranks": {"ulysses": 2}, "four ranks": {"rin
 # inputs. test_host_models.py has four ranks of each class.
 GATE = [
     *("sdxl, one rank", "svd, one rank", "ssd-1b, four ranks"),
-    *(f"{name}, two ranks" for name in ("sd15-inpainting", "sdxl", "sdxl-refiner", "svd", "cascade-c", "cascade-b")),
+    *(f"{name}, two ranks" for name in ("sd15-inpainting", "sdxl", "sdxl-refiner", "svd")),
 ]
 
 

@@ -162,7 +162,7 @@ def test_a_sampling_that_ends_in_a_step_without_receives_ahead_leaves_none_to_th
     axis = SimpleNamespace(index=0, degree=2, global_rank=lambda index: index)
     mesh: Any = MagicMock()
     mesh.__getitem__.return_value = axis
-    link = StageLink(mesh, MagicMock(), MagicMock())
+    link = StageLink(mesh, MagicMock())
     link.receives_ahead = False
     link.expect([], None, 0)
     assert link.receives_ahead

@@ -72,7 +72,7 @@ CASES += [
     if family != "dit" and is_cut(family)
     for hybrid in ({}, {"ulysses": 2})
 ]
-CASES += [case("hunyuandit", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
+CASES += [case("flux-dev", "flow", 2, 1, pipefusion=3)]
 # Stages that begin and end in a list that takes text and image joined, or between the lists.
 CASES += [case("flux2-dev", "flow", 2, 1, pipefusion=stages) for stages in (3, 4)]
 CASES += [
@@ -85,7 +85,7 @@ CASES += [
     )
 ]
 # Stages in proportion to the speed of their devices, and each patch's tokens too.
-CASES += [case(family, "flow", 3, 1, pipefusion=2, speeds=(1, 0.4)) for family in ("dit", "flux-dev", "hunyuandit")]
+CASES += [case(family, "flow", 3, 1, pipefusion=2, speeds=(1, 0.4)) for family in ("dit", "flux-dev")]
 CASES += [case("dit", "flow", 2, 1, pipefusion=2, speeds=(1, 0.5, 0.25, 1), **hybrid) for hybrid in HYBRIDS[1:]]
 # As on GPUs, where each link between stages has a group of its own.
 CASES += [

@@ -42,7 +42,8 @@ def family_allows(name: str, plan: Plan) -> bool:
     """Whether the spec of a family's class has nothing against the plan."""
     spec = spec_named(FAMILIES[name].model_class)
     assert spec
-    return not (spec.unshared and plan.keys() & TOKEN_AXES or "pipefusion" in plan and not spec.blocks)
+    has_stages = spec.blocks and not spec.unstaged
+    return not (spec.unshared and plan.keys() & TOKEN_AXES or "pipefusion" in plan and not has_stages)
 
 
 def plans(library: str, name: str) -> list[Plan]:

@@ -11,12 +11,11 @@ STEPS = 5
 # One family of each class that has stages.
 STAGED = (
     "dit", "pixart-alpha", "sd3.5", "flux-dev", "bria", "cogvideox-5b", "cogview4", "easyanimate", "allegro",
-    "consisid", "mochi", "hunyuandit", "wan-t2v", "skyreels", "ltx", "chroma", "flux2-dev", "kandinsky5",
+    "consisid", "mochi", "wan-t2v", "skyreels", "ltx", "chroma", "flux2-dev", "kandinsky5",
     "cosmos-predict2", "hidream", "omnigen", "sana", "hunyuanvideo", "qwenimage", "z-image", "lumina2", "auraflow",
     "ovis",
 )  # fmt: skip
 DEPTHS = {
-    "hunyuandit": {"num_layers": 6},
     "kandinsky5": {"num_visual_blocks": 5},
     "hidream": {"num_layers": 2, "num_single_layers": 3, "llama_layers": [0, 1, 1, 2, 0]},
     "z-image": {"n_layers": 5},
@@ -27,7 +26,7 @@ SIZES = {"ltx": (3, 4, 6), "qwenimage": (1, 10, 14), "flux2-dev": (5, 7)}
 
 
 def family_of(name: str) -> Family:
-    """The family with five blocks, so that two, three and four stages are all uneven; U-shaped ones are even."""
+    """The family with five blocks, so that two, three and four stages are all uneven."""
     family = FAMILIES[name]
     usual = {"num_layers": 2, "num_single_layers": 3} if "num_single_layers" in family.config else {"num_layers": 5}
     return family.of_config(**DEPTHS.get(name, usual))

@@ -85,7 +85,7 @@ def measure(model: Model, plan: ParallelPlan, rank: int) -> Figures:
         parameters = sum(each.numel() for each in parallel.model.parameters())
         told = parallel.sizes.count_kept_bytes(plan)[mesh["pipefusion"].index]
         to_fetch = parallel.sizes.count_fetched_bytes(plan)
-        blocks, most = len(parallel.stage.blocks), (tally.peak - weights, tally.taken - weights)
+        blocks, most = len(parallel.blocks), (tally.peak - weights, tally.taken - weights)
         return Figures(blocks, parameters, weights, told, to_fetch, *most, sent)
 
 

@@ -54,7 +54,8 @@ def held(plan: ParallelPlan) -> dict:
         dist.barrier()
         return {"places": {name: axis.index for name, axis in mesh.axes.items()}}
     own = stages_of(plan, BLOCK_BYTES)[mesh["pipefusion"].index]
-    stage = keep_stage(toy(), LISTS, own, Hooks())
+    blocks = keep_stage(toy(), LISTS, own, Hooks())
+    assert len(blocks) == len(own)
     layout = TokenLayout("x", mesh["sequence"], ForwardSlot(plan.patch_count))
     layout.forward.image_tokens = TOKENS
     tokens = layout.cut(torch.arange(TOKENS), ("x",), 0)
@@ -66,7 +67,7 @@ def held(plan: ParallelPlan) -> dict:
         (heads_BHLD,) = scatter_heads(attention.ulysses, lengths, [heads_BHLD], (part.queries,))()
     result = {
         "places": {name: axis.index for name, axis in mesh.axes.items()},
-        "blocks": list(range(stage.first, stage.first + len(stage.blocks))),
+        "blocks": list(own),
         "tokens": tokens.tolist(),
         "heads": heads_BHLD.unique().tolist(),
     }

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from parallel_backend.device import THROUGH_THE_HOST
-from parallel_backend.groups.processors import find_node
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GIGABYTE = 1 << 30
@@ -65,9 +64,7 @@ def gpus(device: str) -> list[str]:
         kind = str(said.get("gcnArchName", kind)) if torch.version.hip else kind  # NVIDIA's repeats the name
         cores = said.get("multi_processor_count", said.get("gpu_subslice_count", "unknown"))
         memory = said["total_memory"] / GIGABYTE
-        line = f"GPU {card}: {said['name']}, {memory:.1f} GB, {kind}, {cores} multiprocessors"
-        node = find_node(torch.device(device, card))
-        lines.append(f"{line}, NUMA node {node.number}" if node else line)
+        lines.append(f"GPU {card}: {said['name']}, {memory:.1f} GB, {kind}, {cores} multiprocessors")
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     driver += re.findall(r"(?m)^Driver version: *(\S+)", output("rocm-smi", "--showdriverversion"))
     driver += [str(said[name]) for name in ("driver_version",) if name in said]  # Intel's

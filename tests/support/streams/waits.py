@@ -41,7 +41,7 @@ WAITS = {
     "a block for its copied weights": Wait([inside(device.copier, "copy", "<lambda>")], ("forwards", ON_HOST)),
     "a block for its gathered weights": Wait([inside(BlockPrefetcher._arrive)], ("forwards", SHARED)),
     "weights that move for their shards": Wait([inside(BlockPrefetcher.rearrange)], ("changes", SHARED)),
-    "attention for its tokens": Wait([ARRIVE, inside(ulysses.Arrival.__call__)], ("forwards", ULYSSES)),
+    "attention for its tokens": Wait([ARRIVE, inside(ulysses.scatter_heads, "arrived")], ("forwards", ULYSSES)),
     "a block for attention's results": Wait([ARRIVE, inside(ulysses.gather_heads, "arrived")], ("forwards", ULYSSES)),
     "attention for the ring's keys": Wait([inside(ring_attention)], ("forwards", {"ring": 2})),
     "a stage for its tokens": Wait([inside(StageLink.take)], ("steps", STAGES)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.support.cases.host.image import STAGE_B, STAGE_C, SVD, UNET_1, UNET_UPSCALER, UNET_XL_BASE
+from tests.support.cases.host.image import SVD, UNET_1, UNET_UPSCALER, UNET_XL_BASE
 from tests.support.cases.stock_cases import StockCase, normal, text
 
 MODULE = "modules.diffusionmodules.openaimodel.UNetModel"
@@ -96,20 +96,6 @@ UNETS = {
     "koala": unet("KOALA_700M", KOALA, pictures(1, 136, 264), **POOLED),
     "sdxl-refiner": unet("SDXLRefiner", REFINER, pictures(1, 328, 200), **POOLED, dtype=torch.float16),
     "ssd-1b": unet("SSD1B", WITHOUT_MIDDLE, pictures(2, 136, 200), **POOLED, dtype=torch.float16),
-    "cascade-c": StockCase(
-        "cascade.stage_c.StageC",
-        STAGE_C | {"c_clip_img": 768},
-        (2, 16, 11, 14),
-        text(13, 24, pooled=normal(1, 24)),
-        detected_as="Stable_Cascade_C",
-    ),
-    "cascade-b": StockCase(
-        "cascade.stage_b.StageB",
-        STAGE_B,
-        (1, 4, 80, 48),
-        text(13, 24, pooled=normal(1, 24), stable_cascade_prior=normal(1, 16, 7, 5)),
-        detected_as="Stable_Cascade_B",
-    ),
     # Frames take the place of a batch.
     "svd": unet(
         "SVD_img2vid",

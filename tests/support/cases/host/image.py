@@ -107,14 +107,11 @@ def video_frames(videos: int, frames: int, height: int, width: int):
     )
 
 
-def stage_c(height: int, width: int, residuals: int = 0):
-    """residuals: of a ControlNet, in a size of its own."""
-
+def stage_c(height: int, width: int):
     def call(random):
-        control = {"input": [random(BATCH, 64, 5, 6) for _ in range(residuals)]} if residuals else None
         given = {"clip_text": random(BATCH, 13, 24), "clip_text_pooled": random(BATCH, 1, 24)}
         given |= {"clip_img": random(BATCH, 1, 20), "sca": torch.zeros(BATCH), "crp": torch.zeros(BATCH)}
-        return (random(BATCH, 16, height, width), torch.full((BATCH,), 0.7)), {**given, "control": control}
+        return (random(BATCH, 16, height, width), torch.full((BATCH,), 0.7)), given
 
     return call
 
@@ -179,11 +176,7 @@ CASES: dict[str, HostCase] = {
     "svd-odd": HostCase(UNET_CLASS, SVD, video_frames(2, 3, 37, 22)),
     "svd-low": HostCase(UNET_CLASS, SVD, video_frames(1, 2, 17, 30)),
     "cascade-c": HostCase("comfy.ldm.cascade.stage_c.StageC", STAGE_C, stage_c(11, 14)),
-    "cascade-c-controlnet": HostCase("comfy.ldm.cascade.stage_c.StageC", STAGE_C, stage_c(3, 9, residuals=6)),
     "cascade-b": HostCase("comfy.ldm.cascade.stage_b.StageB", STAGE_B, stage_b(80, 48)),
-    # A picture that does not halve evenly, which one rank has; and one whose deepest level has fewer rows than ranks.
-    "cascade-b-odd": HostCase("comfy.ldm.cascade.stage_b.StageB", STAGE_B, stage_b(52, 38)),
-    "cascade-b-low": HostCase("comfy.ldm.cascade.stage_b.StageB", STAGE_B, stage_b(48, 64)),
     "sdxl-controlnet": HostCase(
         UNET_CLASS,
         UNET_XL,

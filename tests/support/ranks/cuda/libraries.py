@@ -89,7 +89,7 @@ def of_diffusers(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Res
         return sampled(bench, family, source, plan)
     inputs = family.inputs(*family.shapes[UNEVEN])
     model = FamilyModel.load(source, bench.mesh(plan)).of(family)
-    result = bench.run(model.stage.blocks, lambda: model(*inputs), None)
+    result = bench.run(model.blocks, lambda: model(*inputs), None)
     return result, None if result is None else plain_diffusers(name)
 
 
@@ -102,7 +102,7 @@ def sampled(bench: Bench, family: Family, source: ModelSource, plan: ParallelPla
         return Denoiser(model).sample(latents, stepper, conditions)
 
     here, on_cpu = (FamilyModel.load(source, bench.mesh(plan, device)).of(family) for device in (bench.device, CPU))
-    return bench.run(here.stage.blocks, lambda: run(here), lambda: run(here, 2 * STEPS)), run(on_cpu)
+    return bench.run(here.blocks, lambda: run(here), lambda: run(here, 2 * STEPS)), run(on_cpu)
 
 
 def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Results:

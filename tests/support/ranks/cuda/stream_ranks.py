@@ -173,7 +173,7 @@ def cancel(rig: Rig) -> None:
 
 def fail_in_a_block(rig: Rig) -> None:
     """A block fails in a forward."""
-    block = rig.model.stage.blocks[-2]
+    block = rig.model.blocks[-2]
 
     def fail(*_: object) -> None:
         raise ArithmeticError
