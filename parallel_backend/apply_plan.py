@@ -53,7 +53,7 @@ def apply_plan(
     """
     plan, slot = mesh.plan, ForwardSlot(mesh.plan.patch_count)
     check_module(plan, model)
-    sizes = sizes_of(model, spec) if spec and can_share(model, spec, plan) else None
+    sizes = sizes_of(model, spec) if spec and may_run_attention(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
     blocks = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
@@ -91,9 +91,8 @@ def apply_plan_inside(
         share_attention(network, spec, sizes, ParallelAttention(mesh, layout, kernel), hooks)
 
 
-def can_share(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
-    """Returns whether this package may run the attention. Only a model of diffusers lets it if no tokens
-    are shared."""
+def may_run_attention(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
+    """Returns whether this package runs the attention. If no tokens are shared, ComfyUI's classes run their own."""
     return not spec.unshared and (shares_tokens(plan) or spec.is_diffusers)
 
 

@@ -151,7 +151,7 @@ class ModelSpec:
     head: BlockList | None = None
     # Why the rows of a batch cannot be computed separately, if they cannot. See `couples`.
     coupled: str = ""
-    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
+    # Why its tokens cannot be shared, if they cannot. Then blocks are listed only to be shared as stages.
     unshared: str = ""
     # For a network that runs inside of another model's forward: by its stream, the model's stream whose first tokens it
     # matches. A rank has the same tokens of both. A stream with the name of one of that model's is the same stream.

@@ -88,8 +88,8 @@ class Forward:
 class Code(Enum):
     """Which code runs in the model beside its own."""
 
-    UNKNOWN = auto()
-    NONE = auto()
+    UNKNOWN = auto()  # a script's
+    NONE = auto()  # only the model's own
     INSIDE = auto()  # nodes' functions, which may write into what they get
     BETWEEN_BLOCKS = auto()  # these, and code that needs all tokens between the blocks
 

@@ -16,8 +16,8 @@ from ..models.spec import ModelSpec
 
 
 class KeptValues:
-    """given: by argument, the different tensors that the model has got in this sampling. It may have kept something for
-    each, so none of them may give its identity to another."""
+    """given: by argument, the different tensors that the model has got in this sampling. The model knows them by `is`.
+    Ranks get each call's tensors anew, so `identify` replaces an equal one by the first."""
 
     def __init__(self, model: torch.nn.Module, spec: ModelSpec | None) -> None:
         self.model = model

@@ -91,7 +91,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
 }
 # What a package may import besides the standard library.
 FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "parallel_backend": ("torch", "diffusers", "safetensors", "numpy", "greenlet"),
+    "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
     "worker.inside": ("comfy", "safetensors"),

@@ -19,7 +19,7 @@ def outputs(path: str, stream: str = "img") -> BlockList:
 
 
 def register_controlnet(model_class: str, *blocks: BlockList) -> None:
-    register_class(model_class, *blocks, unstaged="it runs beside the model, which has the stages")
+    register_class(model_class, *blocks, unstaged="it runs beside the model")
 
 
 register_controlnet(

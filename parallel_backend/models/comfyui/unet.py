@@ -52,7 +52,7 @@ register_class(
 # A union of several has layers that are not known here. Each rank runs it whole.
 register_class(
     "comfy.cldm.cldm.ControlNet",
-    unstaged="it runs beside the model, which has the stages",
+    unstaged="it runs beside the model",
     bands=replace(
         BANDS,
         layers={**LAYERS, "comfy.cldm.cldm": ("ControlNet",)},

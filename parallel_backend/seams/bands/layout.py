@@ -106,7 +106,7 @@ class RowLayout(TokenLayout):
                 return str(place)
         raise RequestError(f"A layer has {tokens} pixels, as many as no level of this rank.", WITHOUT_BANDS)
 
-    def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
+    def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:
         """Returns the pixels of a level by rank."""
         level = self.levels[int(streams[0])]
         return [rows * level.width for rows in self.bands.level_sizes(level.scale, level.height)]

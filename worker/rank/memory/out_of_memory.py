@@ -1,4 +1,4 @@
-"""Explains an out-of-memory error (OOM) in words: what the request needed, what there was, and what would fit."""
+"""Explains an out-of-memory error (OOM) in words: what the request needed, what there was, and what helps."""
 
 from __future__ import annotations
 
