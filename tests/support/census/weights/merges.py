@@ -115,7 +115,7 @@ def merged(census: Any, row: Row, model: Any, merge: Merge, **plan: Any) -> list
     if is_ours(model):
         lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
         (tensors,) = sent
-        assert sum(tensor.nbytes for tensor in tensors) <= lora, "weights went through the socket"
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= lora, "weights went through the socket"
         assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
         assert not ranks_with(census, other(row, OTHER)), "a rank still has the second file"
     return [*found, sample_after(census, row, model)]
