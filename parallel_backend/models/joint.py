@@ -101,16 +101,6 @@ register_usual("EasyAnimateTransformer3DModel", EASY, prepare=keep_rotary_on_dev
 # the image's tokens attend to the face, each for itself. So they stay local there, too.
 register_usual("ConsisIDTransformer3DModel", EASY, head=None)
 
-# Mochi 1 (https://github.com/genmoai/mochi), from text.
-MOCHI = replace(
-    COGVIDEOX,
-    attention={"attn1": "img+txt"},
-    sides={"image_rotary_emb": (0, "img"), "encoder_attention_mask": (1, "txt")},
-    whole=("temb",),
-)
-WHY = "its attention takes each row's text by itself"
-register_usual("MochiTransformer3DModel", MOCHI, head=None, image="", unshared=WHY)
-
 # HunyuanVideo (https://arxiv.org/abs/2412.03603), from text, or from an image in channels of its own.
 DOUBLE = replace(
     COGVIDEOX,

@@ -115,15 +115,6 @@ HEAD = BlockList(
 )
 register_usual("ZImageTransformer2DModel", ZIMAGE, head=HEAD, image="")
 
-# Allegro (https://arxiv.org/abs/2410.15458), from text.
-ALLEGRO = replace(
-    DIT,
-    sides={"image_rotary_emb": (1, (None, "img"))},  # tables of frequencies, and the tokens' positions in them
-    whole=("encoder_hidden_states", "temb", "encoder_attention_mask"),
-    refused=("attention_mask",),
-)
-register_usual("AllegroTransformer3DModel", ALLEGRO)
-
 # Sana (https://arxiv.org/abs/2410.10629): only rows of the batch, and blocks, can be shared exactly.
 SANA = replace(
     DIT,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..hooks import Hooks
 from .spec import LOCAL, BlockList, ModelSpec, register
 
 # Blocks in which image and text attend together, as several classes have them. Others take both in one tensor.
@@ -24,3 +26,14 @@ PROJ_OUT = BlockList("proj_out", tokens={"input": "img"}, returns="img", between
 def register_usual(model_class: str, *blocks: BlockList, head: BlockList | None = PROJ_OUT, **others: Any) -> None:
     """Adds one of diffusers' classes, with the head and the image's stream that most have."""
     register(ModelSpec(model_class, blocks, head=head, **{"image": "img", **others}))
+
+
+def replace_processors(processor: Callable[[Any], Any]) -> Callable[[Any, Hooks], None]:
+    """Returns what gives the blocks' `attn1` a processor of ours, which gets the class's own."""
+
+    def prepare(model: Any, hooks: Hooks) -> None:
+        for block in model.transformer_blocks:
+            if attention := getattr(block, "attn1", None):  # other stages' blocks have none
+                hooks.replace(attention, "processor", processor(attention.processor))
+
+    return prepare
