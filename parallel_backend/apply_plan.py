@@ -92,7 +92,7 @@ def apply_plan_inside(
 
 
 def may_run_attention(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
-    """Returns whether this package runs the attention. If no tokens are shared, ComfyUI's classes run their own."""
+    """Returns whether this package runs the attention. If no tokens are shared, classes of a host run their own."""
     return not spec.unshared and (shares_tokens(plan) or spec.is_diffusers)
 
 
