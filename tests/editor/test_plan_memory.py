@@ -225,7 +225,7 @@ def test_a_step_is_told_beside_one_device_and_what_it_was_chosen_for(answers: di
     assert own["plan"] == told["plan"] and one["plan"] == "one rank"
     assert 1.5 < one["seconds"] / own["seconds"] <= 2
     assert not told["predicted"]["is_measured"] and not own["has_run"]
-    assert said["for_guided"] == {"size": "1024 × 1024", "images": 4} and said["fastest_of"]["count"] == 6
+    assert said["for_guided"] == {"size": "1024 × 1024", "images": 4} and said["fastest_of"]["count"] == 4
     stages = answers["stages"]["predicted"]
     assert stages["plan"]["plan"].startswith("pipefusion=2 × 2 patches") and stages["plan"]["seconds"] > 0
     assert not any(each["values"]["pipefusion"] > 1 for each in stages["best"]), "auto has it only where it is allowed"
