@@ -38,8 +38,9 @@ def start_ahead(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_ranks(prompt: dict[str, Any]) -> None:
-    """Starts in each worker group the most ranks that one of its nodes asks for, once ComfyUI has accepted the prompt.
-    It ignores errors, because the nodes report them."""
+    """Starts in each worker group without ranks the most that one of its nodes asks for, once ComfyUI has accepted the
+    prompt. Running ranks stay, because the node may yet refuse its plan. It ignores errors, because the nodes report
+    them."""
     until = time.monotonic() + WAIT_SECONDS
     while not PromptServer.instance.prompt_queue.get_tasks_remaining():
         if time.monotonic() > until:
@@ -54,6 +55,7 @@ def start_ranks(prompt: dict[str, Any]) -> None:
         for group, count in ranks.items() if settings().start != WITH_SAMPLER else ():
             arguments = list_rank_arguments(count > 1, device_type() == CPU)
             source = HostSource(COMFYUI, arguments, file="", model_class="", dtype="", cast="")
-            worker_group(group).start_ahead(count, source.to_json())
+            if not (workers := worker_group(group)).is_running:
+                workers.start_ahead(count, source.to_json())
     except (Explained, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         logging.debug("[ParallelDiT] %s", error)

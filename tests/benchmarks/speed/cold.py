@@ -33,7 +33,7 @@ def to_first_step(comfyui: Path, start: str, encoder: float) -> float:
         (base / "user" / "paralleldit.json").write_text(json.dumps({"start": start, "ranks": 2}))
 
         def slowly(graph: Graph, conditioning: Link) -> Link:
-            return graph.add("Test_Wait", conditioning=conditioning, seconds=encoder)
+            return graph.add("Test_Wait", value=conditioning, seconds=encoder)
 
         with ComfyHost(comfyui, base, extra_args=write_packs(base)) as host:
             time.sleep(SETTLE_SECONDS)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from demo.host import ComfyHost
-from tests.support.host.graphs import Graph, Link, ask, latents, post, relative_error, runs, status
+from demo.host import ComfyHost, PromptError
+from tests.support.host.graphs import Graph, Link, ask, latents, post, ranks, relative_error, runs, status
 from tests.support.host.stock_prompts import prompt, write_cases
 
 MODEL, GROUP = "longcat-image", 5
@@ -39,6 +39,25 @@ def test_the_ranks_start_before_the_node_runs(host: ComfyHost) -> None:
     made = latents(host, prompt(MODEL, None, patch=patch))
     assert relative_error(made, latents(host, prompt(MODEL, None))) < 1e-5
     assert not runs(host, GROUP)[0]["is_stock"] and status(host, GROUP)["state"] == "ready"
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_plan_that_its_node_refuses_costs_running_ranks_nothing(host: ComfyHost) -> None:
+    """The node runs a second after the prompt was accepted."""
+
+    def plan(ulysses: int, seconds: float) -> dict:
+        def patch(graph: Graph, model: Link) -> Link:
+            waits = graph.add("Test_Wait", value=model, seconds=seconds)
+            return graph.add("ParallelDiT_Parallelize", model=waits, mode="manual", ulysses=ulysses, group=GROUP)
+
+        return prompt(MODEL, None, patch=patch)
+
+    latents(host, plan(2, 0.0))
+    before = ranks(host, GROUP)
+    with pytest.raises(PromptError, match="ulysses=5"):
+        host.run(plan(5, 1.0))
+    latents(host, plan(2, 0.0))
+    assert ranks(host, GROUP) == before
 
 
 @pytest.mark.parametrize(

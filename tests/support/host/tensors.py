@@ -171,12 +171,12 @@ class ChangedVAE(Node, returns="VAE", vae="VAE", how="STRING"):
         return (vae,)
 
 
-class Wait(Node, returns="CONDITIONING", conditioning="CONDITIONING", seconds="FLOAT"):
-    """Conditioning that takes its time."""
+class Wait(Node, returns="*", value="*", seconds="FLOAT"):
+    """Conditioning or a MODEL that takes its time."""
 
-    def run(self, conditioning, seconds):
+    def run(self, value, seconds):
         time.sleep(seconds)
-        return (conditioning,)
+        return (value,)
 
 
 class WaitForRanks(Node, returns="MODEL", model="MODEL", group="INT"):
