@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -41,7 +41,7 @@ NOT_SENT = (comfy.model_base.BaseModel,)
 
 
 class Inside:
-    """The graph of what nodes put into the model, for one sampling."""
+    """The graph of what nodes put into the model."""
 
     def __init__(
         self,
@@ -49,16 +49,21 @@ class Inside:
         files: CodeFiles,
         methods: Mapping[str, Any],
         places: BlockPlaces,
-        is_one_machine: bool = True,
+        is_one_machine: Callable[[], bool],
     ) -> None:
         """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's. places: of
         its blocks. is_one_machine: whether all ranks are on this machine."""
         self.files, self.places = files, places
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        share = share_weights if is_one_machine else lambda _network: {}
+        share = lambda network: share_weights(network) if is_one_machine() else {}  # noqa: E731
         self.encoder = Encoder(files, parts, replaced, NOT_SENT, NEEDED, share)
         # Where something runs inside of the model, in words, and how it shares.
         self.asked: list[tuple[str, Facts]] = []
+
+    def begin_sampling(self) -> None:
+        """Forgets what was described for the sampling before, but for networks that may be of use again."""
+        self.asked = []
+        self.encoder.start_run()
 
     def begin(self) -> None:
         """Begins the description of a call."""

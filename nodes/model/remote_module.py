@@ -79,8 +79,9 @@ class RemoteModule:
         self.patched: tuple[str, Patches] = ("", {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
-        given = parts, CodeFiles(source.comfyui, source.packs), self.stand_ins, BlockPlaces(module)
-        self.new_inside = functools.partial(Inside, *given)
+        files, is_one_machine = CodeFiles(source.comfyui, source.packs), lambda: not self.group.settings.machines
+        self.inside = Inside(parts, files, self.stand_ins, BlockPlaces(module), is_one_machine)
+        self.answered: str | None = ""  # the name of the sampling of the last reply; None if a request had none
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
         self.patcher: Callable[[], Patcher | None] = lambda: None  # the patcher that ComfyUI has loaded
@@ -115,7 +116,7 @@ class RemoteModule:
             self.take_over(reasons)
             return self.stock.run(args, kwargs)
         if CONTROL in values:
-            values[CONTROL] = encode_control(values[CONTROL], self.sampling.inside.encoder)
+            values[CONTROL] = encode_control(values[CONTROL], self.inside.encoder)
             if values[CONTROL] is not None and self.planned.plan.pipefusion * self.planned.plan.patch_count > 1:
                 values[OPTIONS] = add_control_facts(values[OPTIONS])
         latents, timestep = (values.pop(name) for name in list(self.replaced_methods.signature.parameters)[:2])
@@ -148,7 +149,7 @@ class RemoteModule:
         """Returns a call's options as they are sent to the ranks, with the changes of the module. Also returns why the
         ranks cannot run the call; empty if they can."""
         changes = self.replaced_methods.choose(self.guard.changes(self.object_patches), self.object_patches)
-        encoded, reasons = describe_call(self.sampling.inside, options, *changes, self.guard.notes)
+        encoded, reasons = describe_call(self.inside, options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
         return {**encoded, **compiled, RUN: self.sampling.name}, self.explain_module() + reasons
 
@@ -192,10 +193,10 @@ class RemoteModule:
         own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
         with self.replaced_methods.send(self.send):
             changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.runs), {})
-            _, reasons = describe_changes(self.sampling.inside, *changes)
+            _, reasons = describe_changes(self.inside, *changes)
         here = [name for name in self.stand_ins if self.stock.runs and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
-        return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
+        return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.inside)[1]]
 
     def call(self, calls: list[BatchedCall]) -> list[Answer]:
         """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
@@ -226,13 +227,14 @@ class RemoteModule:
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
-        if not self.group.has_objects_of(self.sampling.name):
-            if self.sampling.is_in_ranks:
+        sampling, encoder, begins = self.sampling, self.inside.encoder, not self.sampling.is_in_ranks
+        if not self.group.has_objects_of(self.answered if begins else sampling.name):
+            if not begins:
                 self.explain_loss()
-            self.sampling.inside.encoder.forget_sent()
-        self.sampling.is_in_ranks = True
-        changed = self.sampling.inside.encoder.changes()
-        return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: changed}} if changed else {**kwargs}
+            encoder.forget_sent()
+        sampling.is_in_ranks, self.answered = True, None
+        changed, kept = encoder.changes(), encoder.kept if begins else []
+        return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: [kept, changed]}} if kept or changed else {**kwargs}
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
@@ -309,7 +311,8 @@ class RemoteModule:
     def take_reply(self, reply: Header, state: Tensors) -> None:
         """Takes over what functions of nodes changed in the ranks. Says on the node what the ranks did otherwise than
         asked. state: the tensors of its STATE."""
-        self.sampling.inside.absorb(reply.get(STATE, {}), state)
+        self.answered = self.sampling.name
+        self.inside.absorb(reply.get(STATE, {}), state)
         if why := reply.get(WHOLE_STEP):
             self.explain_whole_step(why)
         if why := reply.get(NO_KERNEL):
@@ -332,13 +335,14 @@ class RemoteModule:
         why = "another model took a turn, or memory was freed"
         if self.planned.plan.whole_steps:
             self.explain_whole_step(why)
-        inside = self.sampling.inside
+        inside = self.inside
         if inside.encoder.sent and not all(facts.is_stateless for _, facts in inside.asked):
             self.sampling.say_once(f"What nodes keep inside of the model from step to step may be lost: {why}.")
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""
-        self.sampling = Sampling(self.new_inside(is_one_machine=not self.group.settings.machines))
+        self.inside.begin_sampling()
+        self.sampling = Sampling()
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

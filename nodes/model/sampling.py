@@ -1,4 +1,4 @@
-"""The state of one sampling: the objects that nodes run inside of the model, and the messages on the node."""
+"""The state of one sampling, and the messages on the node."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ..inside.describe import Inside
-
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # of a sampler: step, denoised, latents, steps
 
@@ -20,9 +18,8 @@ Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # of a sample
 class Sampling:
     """One sampling. Objects that nodes run inside of the model live in the ranks for as long as it lasts."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self) -> None:
         self.name = uuid.uuid4().hex
-        self.inside = inside
         self.is_in_ranks = False  # whether the ranks have run a step of it
         self.said: set[str] = set()
 

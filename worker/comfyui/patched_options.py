@@ -10,7 +10,7 @@ from ..inside.decoder import Decoder
 # Names in the options that go to the ranks.
 FUNCTIONS = "paralleldit_functions"  # encoded functions, in three parts: PATCHES, REPLACED, OTHER_OPTIONS
 RUN = "paralleldit_run"  # the sampling during which objects live
-GRAPH = "paralleldit_graph"  # changes of the objects
+GRAPH = "paralleldit_graph"  # which networks of the sampling before stay, and changes of the objects
 CHANGES = "paralleldit_changes"  # of the model
 COMPILED = "paralleldit_compiled"  # arguments of `torch.compile` for its blocks
 FACTS = "paralleldit_facts"  # by which the plan is chosen

@@ -87,7 +87,7 @@ class WorkerGroup(Supervisor):
                 fields, tensors = build()
                 self._request(ops.PATCH.header(key=key, **fields), tensors, check)
 
-    def has_objects_of(self, run: str) -> bool:
+    def has_objects_of(self, run: str | None) -> bool:
         """Whether the model in use has the objects of this sampling's earlier requests. The first finds none. Later
         ones may find them gone, such as after another model took a turn."""
         return self._known.run == run

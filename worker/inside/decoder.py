@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,16 +18,18 @@ from .object_graph import DICTS, HOSTS, OF_RANKS, VALUES, Encoded, State, key_of
 
 
 class Held(NamedTuple):
-    """An object here. stays: see `Entry`. known: the slots that ComfyUI's process has."""
+    """An object here. stays, network: see `Entry`. known: the slots that ComfyUI's process has."""
 
     value: Any
     kind: str
     stays: bool
+    network: str
     known: dict[str, Encoded]
 
 
 class Decoder:
-    """The graph in a rank. An object keeps its identity, and what it learned, for as long as a sampling lasts."""
+    """The graph in a rank. An object keeps its identity, and what it learned, for as long as a sampling lasts. Networks
+    stay for the next sampling if it uses them."""
 
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
@@ -38,10 +40,12 @@ class Decoder:
         self.names: dict[int, str] = {}
         self.count = 0  # of tensors that were made here, or by the ranks before an earlier load
 
-    def start_run(self, run: str) -> None:
-        """Forgets the objects of another run."""
+    def start_run(self, run: str, networks: Collection[str] = ()) -> None:
+        """Forgets the objects of another run, but for these networks."""
         if run != self.run:
-            self.run, self.objects, self.names = run, {}, {}
+            self.run = run
+            self.objects = {name: each for name, each in self.objects.items() if each.network in networks}
+            self.names = {id(each.value): name for name, each in self.objects.items()}
             self.read.cache_clear()
 
     @property
@@ -58,10 +62,10 @@ class Decoder:
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
         new = [(each[tags.REF], *each[tags.NEW]) for each in changes if tags.NEW in each]
-        for name, kind, made, stays in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
-            self.add(name, kind, self.make(kind, made), stays)
+        for name, kind, made, *held in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
+            self.add(name, kind, self.make(kind, made), *held)
         for each in changes:
-            target, kind, _, known = self.objects[each[tags.REF]]
+            target, kind, _, _, known = self.objects[each[tags.REF]]
             for key, value in each[tags.SLOTS]:
                 if kind == tags.TENSOR:
                     self.fill_tensor(target, value)
@@ -77,10 +81,10 @@ class Decoder:
             if kind == tags.PATCHER:  # its network has its weights now
                 target.__init__(target.model, self.device(), HOSTS["cpu"])
 
-    def add(self, name: str, kind: str, value: Any, stays: bool) -> None:
+    def add(self, name: str, kind: str, value: Any, stays: bool, network: str = "") -> None:
         if name.startswith(OF_RANKS):
             self.count = max(self.count, int(name.removeprefix(OF_RANKS)) + 1)
-        self.objects[name] = Held(value, kind, stays, {})
+        self.objects[name] = Held(value, kind, stays, network, {})
         self.names[id(value)] = name
 
     def make(self, kind: str, made: Encoded) -> Any:
@@ -93,9 +97,7 @@ class Decoder:
         if kind == tags.FUNCTION:
             return self.make_function(made["code"], made["name"], made["cells"])
         if kind == tags.TENSOR:
-            is_parameter, *page = made
-            tensor = self.read(page[0])[page[1]] if page else torch.empty(0)
-            return torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+            return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
             return self.decode(made)
         if kind == tags.PATCHER:
@@ -110,8 +112,15 @@ class Decoder:
             return found
         raise ValueError(f"{kind!r:.100} is not a kind of object")
 
-    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:
-        """Gives a tensor its values. It stays the same object."""
+    def fill_tensor(self, target: torch.Tensor, value: Encoded) -> None:
+        """Gives a tensor its values. It stays the same object. A network's weight is in its file's pages until ComfyUI
+        moves it."""
+        if isinstance(value, dict):
+            file, name = value[tags.PAGE]
+            value = self.read(file)[name]
+            if not target.numel():
+                target.data = value
+                return
         if target.shape == value.shape and target.dtype == value.dtype and target.device == self.device():
             target.copy_(value)
         else:
@@ -166,7 +175,7 @@ class Decoder:
         here."""
         found: State = {}
         tensors: dict[str, torch.Tensor] = {}
-        for name, (target, kind, stays, known) in list(self.objects.items()):
+        for name, (target, kind, stays, _, known) in list(self.objects.items()):
             if stays or name not in self.objects:  # a tensor of a slot that has another now
                 continue
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}

@@ -6,7 +6,7 @@ import enum
 import itertools
 import json
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +24,12 @@ from .object_graph import (
     Entry,
     State,
     key_of,
+    refs_in,
     replaced_tensors,
     set_slot,
     slots_of,
 )
+from .snapshots import Network, Version, differs, kept
 
 NONE: Mapping[type, Any] = {}
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
@@ -44,56 +46,9 @@ class Needed(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-class Network:
-    """A network as it was when it was described. names: of its objects. functions, classes: that these name."""
-
-    def __init__(
-        self, module: torch.nn.Module, names: set[str], functions: list[types.FunctionType], classes: dict[type, None]
-    ) -> None:
-        self.names, self.functions, self.classes = names, functions, classes
-        parts = [vars(part) for part in module.modules()]
-        self.now = [each for part in parts for each in (part, *part.values()) if isinstance(each, (dict, list, set))]
-        self.before = [each.copy() for each in self.now]
-        self.versions = [(tensor, version_of(tensor)) for tensor in (*module.parameters(), *module.buffers())]
-
-    def is_same(self) -> bool:
-        try:  # identity is compared first
-            return self.now == self.before and all(version_of(tensor) == was for tensor, was in self.versions)
-        except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
-            return False
-
-
-class Version(NamedTuple):
-    """A snapshot of a tensor. version: how often it was written to. copy: the values that were sent, for an inference
-    tensor, which does not count its writes."""
-
-    tensor: torch.Tensor
-    version: int
-    copy: torch.Tensor | None = None
-
-    def kept(self) -> Version:
-        """Returns what to compare with later. Weights are not copied: nobody writes to them in a sampling."""
-        is_weight = isinstance(self.tensor, torch.nn.Parameter)
-        return self if is_weight or not self.tensor.is_inference() else self._replace(copy=self.tensor.clone())
-
-    def differs(self, now: Version) -> bool:
-        is_same = self.tensor is now.tensor and self.version == now.version
-        return not is_same or (self.copy is not None and not self.copy.equal(now.tensor))
-
-
 def only_slot(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
     """Returns the slots of an object that has only one."""
     return {key_of(tags.ONLY_SLOT): (tags.ONLY_SLOT, encoded)}
-
-
-def differs(before: str | Version, now: Encoded) -> bool:
-    """Whether a value is another than before, see `kept`."""
-    return before.differs(now) if isinstance(before, Version) else before != key_of(now)
-
-
-def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
-    """Returns what to compare slots with later: their values' versions or texts."""
-    return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
 
 
 def has_slots(value: Any) -> bool:
@@ -139,6 +94,11 @@ class Encoder:
         self.seen: set[str] = set()  # those that are as they are now
         self.fresh: set[str] = set()  # those that were looked at since the last `changes`
         self.networks: dict[str, Network] = {}  # by the name of the patcher
+        self.network = ""  # the name of the patcher whose network is looked at now
+        self.asked: set[str] = set()  # networks of this sampling
+        self.used: set[str] = set()  # networks of the last sampling that was sent
+        self.kept: list[str] = []  # networks that the ranks have from the sampling before
+        self.is_sent = False  # whether this sampling was
         self.pages: dict[int, tuple[str, str]] = {}  # of tensors: the file that has them, and their name there
         self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
         self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
@@ -146,6 +106,28 @@ class Encoder:
         # Functions and classes that the last values name.
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}  # in order
+
+    def start_run(self) -> None:
+        """Begins a sampling. Forgets all objects but for networks of the last sampling that are as they were."""
+        self.keep({name for name in self.used & self.networks.keys() if self.stands_alone(name)})
+        self.seen, self.fresh, self.asked, self.named = set(), set(), set(), {}
+        self.is_sent = False
+        self.forget_code()
+
+    def stands_alone(self, network: str) -> bool:
+        """Whether a network is as it was, and refers to no object outside of it."""
+        own = {name: each for name, each in self.entries.items() if each.network == network}
+        refs = (refs_in([each.made, *each.slots.values()]) for each in own.values())
+        return self.networks[network].is_same() and all(each <= own.keys() for each in refs)
+
+    def keep(self, networks: Set[str]) -> None:
+        """Forgets all objects that are no part of these networks. "" stands for those of no network."""
+        self.networks = {name: each for name, each in self.networks.items() if name in networks}
+        self.entries = {name: each for name, each in self.entries.items() if each.network in networks}
+        self.sent = {name: each for name, each in self.sent.items() if name in self.entries}
+        self.objects = {name: self.objects[name] for name in self.entries}
+        self.names = {id(value): name for name, value in self.objects.items()}
+        self.pages = {key: page for key, page in self.pages.items() if key in self.names}
 
     def begin(self) -> None:
         """Looks at all objects again, but for networks that are as they were."""
@@ -167,6 +149,10 @@ class Encoder:
 
     def changes(self) -> Encoded:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
+        if not self.is_sent:
+            self.keep({"", *self.asked})
+            self.kept, self.is_sent = [name for name in self.networks if name in self.sent], True
+        self.used = set(self.asked)
         found = []
         for name, entry in self.entries.items():
             if name in self.sent and name not in self.fresh:
@@ -176,9 +162,9 @@ class Encoder:
                 list(slot) for key, slot in entry.slots.items() if key not in before or differs(before[key], slot[1])
             ]
             if entry.kind == tags.TENSOR:
-                slots = [[key, version.tensor] for key, version in slots]
+                slots = [[key, each.tensor if isinstance(each, Version) else each] for key, each in slots]
             gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
-            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made, entry.stays]}
+            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made, entry.stays, entry.network]}
             if new or slots or gone:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
                 self.sent[name] = kept(entry.slots)
@@ -190,7 +176,7 @@ class Encoder:
         for name, tensor in tensors.items():
             self.objects[name] = tensor
             self.names[id(tensor)] = name
-            self.entries[name] = Entry(tags.TENSOR, [False], only_slot(Version(tensor, version_of(tensor))))
+            self.entries[name] = Entry(tags.TENSOR, False, only_slot(Version(tensor, version_of(tensor))))
             self.sent[name] = kept(self.entries[name].slots)
         for name, slots in state.items():
             entry = self.entries[name]
@@ -301,7 +287,9 @@ class Encoder:
             self.seen.add(name)  # first, because an object may hold itself
             self.fresh.add(name)
             entry = self.enter(value)
-            self.entries[name] = entry._replace(stays=self.stays or entry.stays)
+            self.entries[name] = entry._replace(stays=self.stays or entry.stays, network=entry.network or self.network)
+        if name in self.entries and (owner := self.entries[name].network):
+            self.asked.add(owner)
         if network := self.networks.get(name):
             self.functions += network.functions
             self.classes |= network.classes
@@ -353,22 +341,23 @@ class Encoder:
 
     def enter_patcher(self, value: Any, attributes: Mapping[str, Any]) -> Entry:
         self.pages |= self.share_weights(value.model)
-        seen, before, name = set(self.seen), (self.functions, self.classes), self.name(value)
-        self.functions, self.classes = [], {}
-        slots = self.slots(attributes)
-        self.networks[name] = Network(value.model, {name, *self.seen - seen}, self.functions, self.classes)
-        self.functions, self.classes = before
-        return Entry(tags.PATCHER, None, slots, True)
+        seen, before, name = set(self.seen), (self.functions, self.classes, self.network), self.name(value)
+        self.functions, self.classes, self.network = [], {}, name
+        try:
+            slots = self.slots(attributes)
+            self.networks[name] = Network(value.model, {name, *self.seen - seen}, self.functions, self.classes)
+        finally:
+            self.functions, self.classes, self.network = before
+        return Entry(tags.PATCHER, None, slots, True, name)
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsendableError("A weight of the model cannot be sent to the ranks, which have it.")
         if value.is_meta or value.layout != torch.strided:
             raise UnsendableError("A tensor without numbers cannot be sent to the ranks.")
-        is_parameter = type(value) is torch.nn.Parameter
-        if page := self.pages.get(id(value)):
-            return Entry(tags.TENSOR, [is_parameter, *page], {})
-        return Entry(tags.TENSOR, [is_parameter], only_slot(Version(value, version_of(value))))
+        page = self.pages.get(id(value))
+        numbers = {tags.PAGE: list(page)} if page else Version(value, version_of(value))
+        return Entry(tags.TENSOR, type(value) is torch.nn.Parameter, only_slot(numbers))
 
     def enter_function(self, value: types.FunctionType) -> Entry:
         self.functions.append(value)

@@ -1,5 +1,5 @@
 """Describes functions and objects as data, for as long as a sampling lasts: ComfyUI's process and a rank each hold the
-same graph of objects, by name, and tell each other what changed in it.
+same graph of objects, by name, and tell each other what changed in it. Networks stay for the next sampling, too.
 
 An object that can change has a name and slots: the keys of a dict, the attributes of an object, the cells of a
 function. A description has the slots that changed since the last one. So what a function keeps from call to call stays
@@ -54,12 +54,14 @@ State = dict[str, dict[str, Any]]
 
 class Entry(NamedTuple):
     """An object with a name. kind, made: what is needed to make it. slots: by key in JSON, its key and value.
-    stays: whether what a rank changes of it stays there, because nobody else reads that."""
+    stays: whether what a rank changes of it stays there, because nobody else reads that. network: the name of the
+    patcher whose network it is a part of; empty for none."""
 
     kind: str
     made: Encoded
     slots: dict[str, tuple[Encoded, Encoded]]
     stays: bool = False
+    network: str = ""
 
 
 def key_of(encoded: Encoded) -> str:

@@ -99,6 +99,24 @@ def filled(census: Any, row: Row, model: Any, is_written: bool = False) -> list[
     return found
 
 
+def again(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A network in four samplings. The ranks keep it for the second one. It is written to before the third, and the
+    last one does not use it."""
+    functions: Any = sys.modules[census.nodes.NODE_CLASS_MAPPINGS["NetworkLoader"].__module__]
+    network = fill_weights(functions.Beside(64, 128))
+    patched, found, kept = functions.run_beside(model, network), [], []
+    for change in (None, None, torch.Tensor.neg_, None):
+        if change:
+            with torch.no_grad():
+                change(network.up.weight)
+        found.append(census.sample(row, patched if len(found) < 3 else model))
+        if hasattr(model, "stand_in"):
+            kept.append(len(census.remote.inside.encoder.kept))
+    assert found[0].equal(found[1]) and not found[1].equal(found[2])
+    assert kept in ([], [0, 1, 0, 0]), kept
+    return found
+
+
 @contextmanager
 def sent_bytes(census: Any) -> Iterator[list[int]]:
     """The bytes of the tensors that are sent with what nodes put inside."""
@@ -125,6 +143,7 @@ OF_A_PACK = replace(equal(), shared="ulysses=2")
 NETWORK_HABITS: dict[str, Row] = {
     "a network that a pack fills from a file": habit(OF_A_PACK, filled),
     "a network that a pack fills, and then writes into": habit(OF_A_PACK, partial(filled, is_written=True)),
+    "a network that several samplings use": habit(OF_A_PACK, again),
     "a network whose file is overwritten": habit(PLAIN, overwritten),
     "a network of a file that is loaded again": habit(PLAIN, loaded_again),
     "a network that ComfyUI's device does not load": habit(PLAIN, on_device),

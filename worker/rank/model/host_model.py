@@ -161,13 +161,14 @@ class HostModel:
         """Forgets the last run. The networks that nodes added leave the device."""
         self.start_run("")
 
-    def start_run(self, run: str) -> None:
-        """Forgets the last run if this is another, and removes what its functions left on the model."""
+    def start_run(self, run: str, kept: Collection[str] = ()) -> None:
+        """Forgets the last run if this is another, but for these networks. Removes what its functions left on the
+        model."""
         if run != self.decoder.run:
             self.module.forget()
             self.leftovers.end()
             self.clear_networks()
-        self.decoder.start_run(run)
+        self.decoder.start_run(run, kept)
 
     def clear_networks(self) -> None:
         """Takes the plan off the networks beside the model and inside of it."""
@@ -183,10 +184,11 @@ class HostModel:
     def take_objects(self, kwargs: Mapping[str, Any]) -> None:
         """Adds the functions and objects in a call's arguments to those of the run. Raises RequestError."""
         options = kwargs[OPTIONS]
-        self.start_run(options.get(RUN, ""))
+        kept, changes = options.pop(GRAPH)
+        self.start_run(options.get(RUN, ""), kept)
         self.leftovers.begin(self.module.model)
         try:
-            self.decoder.apply(options.pop(GRAPH))
+            self.decoder.apply(changes)
         except ModelFileError:
             raise
         except Exception as error:  # importing a node pack's module may raise anything
