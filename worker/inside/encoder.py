@@ -115,10 +115,17 @@ class Encoder:
         self.forget_code()
 
     def stands_alone(self, network: str) -> bool:
-        """Whether a network is as it was, and refers to no object outside of it."""
+        """Whether a network is as it was, has all of its tensors in a file, and refers to no object outside of it."""
         own = {name: each for name, each in self.entries.items() if each.network == network}
+        tensors = {id(self.objects[name]) for name, each in own.items() if each.kind == tags.TENSOR}
         refs = (refs_in([each.made, *each.slots.values()]) for each in own.values())
-        return self.networks[network].is_same() and all(each <= own.keys() for each in refs)
+        if not self.networks[network].is_same() or not all(each <= own.keys() for each in refs):
+            return False
+        try:
+            pages = self.share_weights(self.objects[network].model)  # which compares the numbers
+        except UnsendableError:
+            return False
+        return all(each in pages and pages[each] == self.pages.get(each) for each in tensors)
 
     def keep(self, networks: Set[str]) -> None:
         """Forgets all objects that are no part of these networks. "" stands for those of no network."""

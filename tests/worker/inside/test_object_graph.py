@@ -366,7 +366,8 @@ class Networks:
 
     def make(self) -> Patcher:
         patcher = Patcher(torch.nn.Linear(2, 2))
-        self.pages[id(patcher.model.weight)] = ("a file", str(len(self.pages)))
+        for weight in patcher.model.parameters():
+            self.pages[id(weight)] = ("a file", str(len(self.pages)))
         return patcher
 
     def send(self, *values: Any) -> list[Any]:
@@ -386,7 +387,7 @@ class Networks:
         return [type(self.encoder.objects[name]).__name__ for name in self.encoder.kept], sent
 
 
-WHOLE = ["dict", "object", "patcher", "tensor", "tensor", ["a file", "0"]]  # a network with two tensors, one of them in a file
+WHOLE = ["dict", "object", "patcher", "tensor", "tensor", ["a file", "0"], ["a file", "1"]]  # a network
 
 
 def test_a_network_is_described_once_and_again_after_a_change(root: Path) -> None:
@@ -406,7 +407,7 @@ def test_a_network_is_described_once_and_again_after_a_change(root: Path) -> Non
 def test_a_network_stays_for_the_next_sampling_that_uses_it(root: Path) -> None:
     both = Networks(root)
     patcher, other = both.make(), both.make()
-    assert both.next(patcher, [1]) == ([], sorted([*WHOLE[:-1], "list"]) + WHOLE[-1:])
+    assert both.next(patcher, [1]) == ([], sorted([*WHOLE[:-2], "list"]) + WHOLE[-2:])
     assert both.next(patcher, [2]) == (["Patcher"], ["list"])
     assert both.next([3]) == ([], ["list"])
     kept, sent = both.next(other, patcher)
@@ -418,16 +419,19 @@ def test_a_network_stays_for_the_next_sampling_that_uses_it(root: Path) -> None:
     assert other.model not in both.encoder.objects.values()
 
 
-@pytest.mark.parametrize("change", ["written to", "another part", "refers to what is no part of it", "lost"])
+@pytest.mark.parametrize(
+    "change", ["another file", "a tensor in no file", "another part", "refers to what is no part of it", "lost"]
+)
 def test_a_network_goes_to_the_ranks_again(change: str, root: Path) -> None:
     both = Networks(root)
     patcher, outside = both.make(), [1]
     if change.startswith("refers"):
         patcher.model.own = outside
+    if change.startswith("a tensor"):
+        del both.pages[id(patcher.model.bias)]
     both.next(outside, patcher)
-    if change == "written to":
-        with torch.no_grad():
-            patcher.model.weight.add_(1)
+    if change == "another file":
+        both.pages[id(patcher.model.weight)] = ("another file", "0")
     if change == "another part":
         patcher.model.more = torch.nn.Identity()
     both.encoder.start_run()
