@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,11 @@ class Call(NamedTuple):
     def size(self) -> int:
         """The batch size."""
         return len(self.latents[0])
+
+    @property
+    def kind(self) -> tuple:
+        """What the form of the result depends on, beside the number of rows."""
+        return tuple((each.shape, each.dtype) for each in self.latents)
 
 
 class Pass(NamedTuple):
@@ -103,11 +108,6 @@ class Forms:
         return is_new
 
 
-def kind_of(latents: Iterable[torch.Tensor], rows: int) -> Hashable:
-    """Returns what the form of an output with so many rows depends on."""
-    return rows, *((each.shape, each.dtype) for each in latents)
-
-
 def collect_calls(
     outputs: Sequence[Output],
     parts: Sequence[Part],
@@ -125,7 +125,7 @@ def collect_calls(
     # A description goes before each output, but not of the first call if the first group runs a part of that call: then
     # it knows the form.
     kinds = [
-        kind_of(calls[part.call].latents, own_rows) if part.call or parts[0].group else None
+        (own_rows, *calls[part.call].kind) if part.call or parts[0].group else None
         for part, own_rows in zip(parts, rows, strict=True)
     ]
     if axis.index:
