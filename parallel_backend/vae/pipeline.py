@@ -89,7 +89,7 @@ class PipelineVAE:
                 f"{type(self.vae).__name__} returned {result.shape[ROWS]} rows for {self.bands.local_rows} latent "
                 f"rows; {scale} for each were expected."
             )
-        return self.bands.gather(result, scale, self.bands.rows * scale, result.shape[-1])
+        return self.bands.gather(result, scale, self.bands.rows * scale)
 
 
 def check_vae(vae: Any) -> VaeClass:

@@ -68,7 +68,7 @@ class BandFunctions(TorchFunctionMode):
             self.convolutions += 1
             if self.convolutions % CHECK_EVERY == 0:
                 self.check()
-        if not self.bands.rows or self.bands.is_undivided:
+        if not self.bands.rows:
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
@@ -180,7 +180,7 @@ class BandFunctions(TorchFunctionMode):
         bias: torch.Tensor | None = None,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis, self.bands.local_rows > 0)
+        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis)
 
     def batch_norm(self, func: Run, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("training") or any(args[4:5]):
