@@ -72,39 +72,14 @@ class BandFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
-    def convolve(
-        self,
-        func: Run,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> torch.Tensor:
-        def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
-            return func(rows, weight, bias, stride, padded, dilation, groups)
+    def convolve(self, func: Run, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        given = {"stride": 1, "padding": 0, "dilation": 1, **options}
+        given |= zip(CONVOLUTIONS[func], args, strict=False)
 
-        return self.with_borders(run, band, weight, stride, padding, dilation)
+        def run(rows: torch.Tensor, padding: Any) -> torch.Tensor:
+            return func(rows, weight, **{**given, "padding": padding})
 
-    def convolve_by_cudnn(
-        self,
-        func: Run,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        padding: Any,
-        stride: Any,
-        dilation: Any,
-        *more: Any,
-        **options: Any,
-    ) -> torch.Tensor:
-        """Some layers call cuDNN directly where torch's own choice takes too much memory."""
-
-        def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
-            return func(rows, weight, padded, stride, dilation, *more, **options)
-
-        return self.with_borders(run, band, weight, stride, padding, dilation)
+        return self.with_borders(run, band, weight, given["stride"], given["padding"], given["dilation"])
 
     def with_borders(
         self, run: Run, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
@@ -300,11 +275,15 @@ def of_rows(value: Any, band: torch.Tensor) -> int:
     return value if isinstance(value, int) else value[ROWS] if len(value) == band.ndim - 2 else value[0]
 
 
-CONVOLUTIONS = (F.conv2d, F.conv3d, torch.cudnn_convolution)
+# What they take by position, behind the weight. Some layers call cuDNN, where torch's choice takes too much memory.
+USUAL = ("bias", "stride", "padding", "dilation", "groups")
+CONVOLUTIONS: Mapping[Callable, tuple[str, ...]] = {
+    F.conv2d: USUAL,
+    F.conv3d: USUAL,
+    torch.cudnn_convolution: ("padding", "stride", "dilation", "groups", "benchmark", "deterministic", "allow_tf32"),
+}
 HANDLERS: Mapping[Callable, Callable[..., Any]] = {
-    F.conv2d: BandFunctions.convolve,
-    F.conv3d: BandFunctions.convolve,
-    torch.cudnn_convolution: BandFunctions.convolve_by_cudnn,
+    **dict.fromkeys(CONVOLUTIONS, BandFunctions.convolve),
     F.conv_transpose2d: BandFunctions.deconvolve,
     F.conv_transpose3d: BandFunctions.deconvolve,
     F.pad: BandFunctions.pad,
