@@ -114,15 +114,10 @@ class ParallelModel:
     @contextmanager
     def attending_by(self, kernel: Backend | None) -> Iterator[None]:
         """While entered, shared attention is computed by this kernel in place of the plan's. None changes nothing."""
-        attention = self.attention
-        if attention is None or kernel is None:
+        with Hooks() as hooks:
+            if self.attention and kernel:
+                hooks.replace(self.attention, "backend", kernel)
             yield
-            return
-        before, attention.backend = attention.backend, kernel
-        try:
-            yield
-        finally:
-            attention.backend = before
 
     @contextmanager
     def showing_whole(self, needs_all_tokens: bool, is_plain: bool = False) -> Iterator[None]:

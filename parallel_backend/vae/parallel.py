@@ -129,12 +129,10 @@ class ParallelVAE:
             "decode": (self.vae.decoder, self.decoded_shape, META),
             "encode": (self.vae.encoder, self.encoded_shape, self.device),
         }[direction]
-        tiles, hooks = SharedTiles(coder.forward, shape, device, self.bands.axis, check), Hooks()
-        hooks.replace(coder, "forward", tiles)
-        try:
+        tiles = SharedTiles(coder.forward, shape, device, self.bands.axis, check)
+        with Hooks() as hooks:
+            hooks.replace(coder, "forward", tiles)
             result = call(whole)
-        finally:
-            hooks.remove()
         tiles.finish(self.device)
         return None if self.bands.axis.index else result
 
