@@ -45,10 +45,11 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
     held = model.state_dict()
     right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
     parked = parking.Parking(model, torch.device("cpu"))
-    parked.copy()
+    parked.copy(HostMemory(parked.size))
     parked.free_device()
     assert {tensor.untyped_storage().nbytes() for tensor in held.values()} == {0}
-    parked.restore()
+    parked.fill_device()
+    parked.end()
     for name, (values, strides) in right.items():
         assert held[name].float().equal(values.float()), name
         assert held[name].stride() == strides

@@ -81,7 +81,7 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
     runtime.before = lambda number, *_: reads[min(number + 1, BLOCKS - 1)].wait(SECONDS) or pytest.fail("not read")
     model = Model()
     fetched = fetched_of(model)
-    store = HostStore(fetched.sizes, CPU)
+    store = HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes)))
     fetched.rearrange(range(BLOCKS), store, values)
     assert len(runtime.pinned) == BLOCKS
     assert runtime.threads == runtime.current and threading.current_thread().name not in runtime.threads
@@ -98,7 +98,7 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
 def test_no_two_pieces_share_a_page(runtime: Runtime) -> None:
     """Not even in memory that the rank has for itself, which may begin anywhere."""
     fetched = fetched_of(Model())
-    store = HostStore(fetched.sizes, CPU)
+    store = HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes)))
     fetched.rearrange(range(BLOCKS), store)
     spans = [range(start // PAGE, -(-(start + size) // PAGE)) for start, size in runtime.pinned.items()]
     pages = [page for span in spans for page in span]
@@ -113,7 +113,7 @@ def test_a_refusal_is_said_once_and_the_load_goes_on_unpinned(
         runtime.tried = 0
         model = Model()
         fetched = fetched_of(model)
-        store = HostStore(fetched.sizes, CPU)
+        store = HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes)))
         fetched.rearrange(range(BLOCKS), store)
         assert runtime.tried == runtime.fails_from + 1, "what comes after a refusal is not tried"
         sizes = [block.nbytes for block in store.blocks.values()]
