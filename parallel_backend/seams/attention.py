@@ -33,7 +33,6 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
-SENT = ("query", "key", "value")
 
 
 class HeadShares(NamedTuple):
@@ -116,16 +115,19 @@ class ParallelAttention:
         def decode(what: object, encoded: torch.Tensor) -> torch.Tensor:
             return encoded if differences is None else differences.decode((owner, what), encoded)
 
-        shape_BLHD = (len(query), query.shape[2], heads, query.shape[3])
-        out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
-        sent = [encode(name, each) for name, each in zip(SENT, (query, key, value), strict=True)]
-        arriving = [self.scatter(shares, part, *sent) for part in shares.parts]
+        out_BHLD = query.new_empty((len(query), query.shape[2], heads, query.shape[3])).transpose(1, 2)
+        query, key, value = encode("query", query), encode("key", key), encode("value", value)
+        arriving = [self.scatter(shares, part, query, key, value) for part in shares.parts]
         forward.run_deferred()
         results = []
         for index, part in enumerate(shares.parts):
-            arrived = [each for arrive in arriving[index] for each in arrive()]
-            decoded = (decode((name, index), each) for name, each in zip(SENT, arrived, strict=True))
-            out_BhRE = encode(("result", index), attend(index, *decoded))
+            arrived: list[torch.Tensor] = []
+            for arrive in arriving[index]:
+                arrived += arrive()
+            if differences:
+                named = zip(("query", "key", "value"), arrived, strict=True)
+                arrived = [decode((name, index), each) for name, each in named]
+            out_BhRE = encode(("result", index), attend(index, *arrived))
             results.append(gather_heads(self.ulysses, shares.lengths, out_BhRE, part.queries))
         for index, arrive in enumerate(results):
             for run, received in arrive():
@@ -178,7 +180,7 @@ class ParallelAttention:
             k_BhRD, v_BhRD = cache.refresh((owner, index), shares.places, whole, k_BhRD, v_BhRD)
         if mask is not None and mask.ndim > 2 and 1 < mask.shape[-3] == shares.heads:
             mask = mask.narrow(-3, queries.start, len(queries))
-        kept = [each[:, keys.start : keys.stop] for each in kept]
+        kept = [each[:, keys.start : keys.stop] for each in kept] if kept else ()
         repeat = partial(repeat_heads, queries=queries, keys=keys, group=shares.group)
         if self.ring.degree > 1:
 
@@ -258,7 +260,7 @@ class AttentionSeam:
         self.may_replace_name = False
         self.attends_by_name = False  # whether the module calls attention by that name alone
         self.calls_by_name = 0  # calls by that name
-        self.undo: list[Callable[[], object]] = []  # of the running call of the module
+        self.hooks = Hooks()  # of the running call of the module
 
     def enter(self, *_: object) -> None:
         self.calls = 0
@@ -285,21 +287,15 @@ class AttentionSeam:
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
         self.may_replace_name = self.slot.code is Code.NONE or is_untraced
         if self.may_replace_name:
-            self.replace_name(self.attend_by_name if self.attends_by_name else self.count_by_name)
+            self.hooks.replace(F, NAME, self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):
             mode = ReplaceFunction(plain_attention, self.attend_in_mode)
             mode.__enter__()
-            self.undo.append(lambda: mode.__exit__(None, None, None))
+            self.hooks.on_removal(lambda: mode.__exit__(None, None, None))
 
     def end(self) -> None:
         self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
-        while self.undo:
-            self.undo.pop()()
-
-    def replace_name(self, attend: Callable[..., torch.Tensor]) -> None:
-        before = getattr(F, NAME)
-        setattr(F, NAME, attend)
-        self.undo.append(lambda: setattr(F, NAME, before))
+        self.hooks.remove()
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1

@@ -47,8 +47,10 @@ def once_a_forward(
 
     @functools.wraps(count)
     def counted(layout: TokenLayout, *args: Given.args, **kwargs: Given.kwargs) -> Counted:
-        key = (count, *args, *kwargs.values())
-        return layout.slot.forward.once(key, lambda: count(layout, *args, **kwargs))
+        known, key = layout.slot.forward.known, (count, *args, *kwargs.values())
+        if key not in known:
+            known[key] = count(layout, *args, **kwargs)
+        return known[key]
 
     return counted
 
