@@ -61,8 +61,10 @@ def test_weights_stay_where_they_are_if_ram_is_too_short_for_them() -> None:
     model = FAMILIES["dit"].build()
     right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parked = parking.Parking(model, torch.device("cpu"))
+    memory = HostMemory(parked.size)
+    memory.copies = 1 << 30
     with pytest.raises(RequestError, match=r"Parking takes .* times on this machine.*\n\nSet on_free to unload"):
-        parked.copy(HostMemory(parked.size, copies=1 << 30))
+        parked.copy(memory)
     assert not parked.is_parked
     assert all(tensor.equal(right[name]) for name, tensor in model.state_dict().items())
 
