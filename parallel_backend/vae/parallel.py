@@ -108,7 +108,7 @@ class ParallelVAE:
                 return call(whole)
         with axis.timeline.step(direction), bands.of(rows):
             with functions:
-                band = call(bands.cut_pixels(whole, scale_in))
+                band = call(bands.cut(whole, scale_in))
             if band.shape[ROWS] != bands.local_rows * scale_out:
                 raise RuntimeError(
                     f"{type(self.vae).__name__} returned {band.shape[ROWS]} rows for {bands.local_rows} latent rows; "

@@ -72,7 +72,7 @@ class PipelineVAE:
         functions = BandFunctions(self.bands, self.kind, go_on, advice=ADVICE)
         with self.bands.of(rows):
             with functions:
-                result = call(self.bands.cut_pixels(whole, scale_in), *args, **options)
+                result = call(self.bands.cut(whole, scale_in), *args, **options)
             return self.join(result, scale_out)
 
     def join(self, result: Any, scale: int) -> Any:

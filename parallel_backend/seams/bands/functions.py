@@ -253,15 +253,16 @@ class BandFunctions(TorchFunctionMode):
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
         if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
             raise self.refusal(f"noise of shape {tuple(shape)}")
-        shape[ROWS] = self.bands.whole_rows(shape[ROWS])
-        return self.bands.part(func(shape, **options))
+        scale = shape[ROWS] // self.bands.local_rows
+        shape[ROWS] = scale * self.bands.rows
+        return self.bands.cut(func(shape, **options), scale)
 
     def draw_like(self, _func: Run, band: torch.Tensor, **options: Any) -> torch.Tensor:
         return self.draw(torch.randn, band.shape, **{"dtype": band.dtype, "device": band.device, **options})
 
     def count(self, func: Callable[[torch.Tensor], int], band: torch.Tensor) -> int:
         found = func(band)
-        return self.bands.whole_rows(found) if self.traits.whole_sizes and band.ndim > 3 else found
+        return found // self.bands.local_rows * self.bands.rows if self.traits.whole_sizes and band.ndim > 3 else found
 
     def refusal(self, what: str) -> RequestError:
         return RequestError(f"The {self.model} has {what}, which cannot be split over ranks.", self.advice)

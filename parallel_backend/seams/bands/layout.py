@@ -58,7 +58,7 @@ class RowLayout(TokenLayout):
         RequestError for another one."""
         for level in self.levels:
             if tuple(whole.shape[ROWS:]) == (times * level.height, times * level.width):
-                return self.bands.cut(whole, times * level.scale)
+                return self.bands.cut(whole, times * level.scale).contiguous()
         raise RequestError(
             f"A tensor of shape {tuple(whole.shape)} has the rows of no level of the model.", WITHOUT_BANDS
         )

@@ -54,32 +54,16 @@ class RowBands:
         finally:
             self.rows = 0
 
-    def whole_rows(self, rows: int) -> int:
-        """Returns the rows of the whole, at the level where this rank's band has this many rows."""
-        return rows // self.local_rows * self.rows
-
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's band of a tensor with all rows."""
-        scale = whole.shape[ROWS] // self.rows
-        start = sum(self.sizes[: self.axis.index])
-        return whole.narrow(ROWS, start * scale, self.local_rows * scale)
-
     def level_sizes(self, scale: int, rows: int) -> list[int]:
-        """Returns each rank's rows at the level of this scale, where the whole has `rows`."""
-        ends = [0, *(min(rows, scale * sum(self.sizes[: index + 1])) for index in range(self.axis.degree))]
+        """Returns each rank's rows at the level of this scale, where the whole has `rows`. The last rank has those that
+        are left."""
+        ends = [0, *(min(rows, scale * sum(self.sizes[:index])) for index in range(1, self.axis.degree)), rows]
         return [stop - start for start, stop in pairwise(ends)]
 
     def cut(self, whole: torch.Tensor, scale: int) -> torch.Tensor:
         """Returns this rank's band of a tensor at the level of this scale."""
         sizes = self.level_sizes(scale, whole.shape[ROWS])
-        return whole.narrow(ROWS, sum(sizes[: self.axis.index]), sizes[self.axis.index]).contiguous()
-
-    def cut_pixels(self, whole: torch.Tensor, scale: int) -> torch.Tensor:
-        """Returns this rank's band of a tensor with so many rows for each of the level with the fewest. The last band
-        has the rows that are left, too."""
-        sizes = [size * scale for size in self.sizes]
-        sizes[-1] += whole.shape[ROWS] - sum(sizes)
-        return whole.split(sizes, ROWS)[self.axis.index]
+        return whole.narrow(ROWS, sum(sizes[: self.axis.index]), sizes[self.axis.index])
 
     def gather(self, band: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
         """The inverse of `cut`: returns all `rows` rows of that level, on every rank."""
