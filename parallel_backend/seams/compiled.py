@@ -44,8 +44,6 @@ class CompiledBlocks:
         """Returns the settings for a sampling of this many steps; none if nothing is compiled. auto does not compile on
         a CPU, where it does not pay, or if there is no compiler. Ranks may decide differently, because compiling is
         local."""
-        if self.asked is not None:
-            return self.asked
         is_cpu = self.device.type == CPU
         if not plan.compiles(steps) or plan.compile == AUTO and (is_cpu or why_no_compiler(is_cpu)):
             return {}
