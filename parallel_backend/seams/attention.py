@@ -303,35 +303,33 @@ class AttentionSeam:
 
     def attend_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1
-        return self.redirect(attend_by, args, kwargs)
+        return self.redirect(self.attend, args, kwargs)
 
     def attend_in_mode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs)
+        return self.redirect(self.attend_untraced if is_traced() else self.attend, args, kwargs)
 
     def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
         """Attends while the name is torch's own, because kernels call it."""
         if not self.may_replace_name:
-            return attend(self, *args, **kwargs)
+            return attend(*args, **kwargs)
         before = getattr(F, NAME)
         setattr(F, NAME, plain_attention)
         try:
-            return attend(self, *args, **kwargs)
+            return attend(*args, **kwargs)
         finally:
             setattr(F, NAME, before)
+
+    def attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.attends[self.count_call()](*args, **kwargs)
+
+    # If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
+    attend_untraced: Any = torch.compiler.disable(attend)
 
     def count_call(self) -> int:
         """Counts a call. Returns the place of the function that computes it."""
         call = min(self.calls, len(self.attends) - 1)
         self.calls += 1
         return call
-
-
-def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return seam.attends[seam.count_call()](*args, **kwargs)
-
-
-# If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
-attend_untraced: Any = torch.compiler.disable(attend_by)
 
 
 def install_attention(
