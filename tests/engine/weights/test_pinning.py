@@ -21,7 +21,6 @@ from parallel_backend.weights import read_ahead
 from parallel_backend.weights.flat_block import FlatBlock, Values
 from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.placement import describe_pinning
 from parallel_backend.weights.shared_memory import SharedMemory
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import PAGE
@@ -86,8 +85,7 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
     assert len(runtime.pinned) == BLOCKS
     assert runtime.threads == runtime.current and threading.current_thread().name not in runtime.threads
     total = sum(block.nbytes for block in store.blocks.values())
-    told = describe_pinning(store)
-    assert (told["pinned"], told["unpinned"]) == (total, 0) and told["pinning"] > 0
+    assert store.pinner and (store.pinner.pinned, store.pinner.refused) == (total, 0) and store.pinner.seconds > 0
     assert f"{total / 1e9:.1f} of {total / 1e9:.1f} GB of RAM pinned in" in str(store.pinner)
     assert is_right(model, fetched)
     fetched.rearrange((), None)
@@ -117,8 +115,7 @@ def test_a_refusal_is_said_once_and_the_load_goes_on_unpinned(
         fetched.rearrange(range(BLOCKS), store)
         assert runtime.tried == runtime.fails_from + 1, "what comes after a refusal is not tried"
         sizes = [block.nbytes for block in store.blocks.values()]
-        told = describe_pinning(store)
-        assert (told["pinned"], told["unpinned"]) == (sum(sizes[:2]), sum(sizes[2:]))
+        assert store.pinner and (store.pinner.pinned, store.pinner.refused) == (sum(sizes[:2]), sum(sizes[2:]))
         assert is_right(model, fetched)
         del store, fetched, model
         gc.collect()
