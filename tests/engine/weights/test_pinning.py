@@ -61,7 +61,7 @@ class Runtime:
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     found = Runtime()
-    monkeypatch.setattr(device, "can_pin", lambda _: True)
+    monkeypatch.setattr(device, "has_cuda", lambda _: True)
     monkeypatch.setattr(device, "make_current", found.make_current)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
     device.warn_of_refusal.cache_clear()
