@@ -164,13 +164,9 @@ def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
     return module_of(device).get_device_capability(device)
 
 
-def has_lse_kernels(device: torch.device) -> bool:
-    """Whether torch's attention kernels return the log-sum-exp of the scores. CUDA's and ROCm's do."""
-    return device.type == "cuda"
-
-
-def can_be_aborted(device: torch.device) -> bool:
-    """Whether a group of such devices can be aborted. NCCL's and RCCL's can, xccl's cannot."""
+def has_cuda(device: torch.device) -> bool:
+    """Whether CUDA or ROCm runs a device. They alone have attention kernels that return the log-sum-exp of the scores,
+    abort groups of ranks, and pin existing host memory."""
     return device.type == "cuda"
 
 
@@ -199,11 +195,6 @@ def warm_up(device: torch.device) -> None:
 def make_current(device: torch.device) -> None:
     """Makes an accelerator the calling thread's. A new thread has the first one, and would start it if it asked."""
     module_of(device).set_device(device)
-
-
-def can_pin(device: torch.device) -> bool:
-    """Whether existing host memory can be pinned for copies to and from such a device. It can for CUDA and ROCm."""
-    return device.type == "cuda"
 
 
 def pin(host: torch.Tensor, device: torch.device) -> bool:
@@ -241,7 +232,7 @@ class Pinner:
         self.pinned = self.refused = 0
         self.seconds = self.waited = 0.0
         self.underway: deque[Future[None]] = deque()
-        self.pool = ThreadPoolExecutor(1, "paralleldit-pin", make_current, (device,)) if can_pin(device) else None
+        self.pool = ThreadPoolExecutor(1, "paralleldit-pin", make_current, (device,)) if has_cuda(device) else None
 
     def add(self, host: torch.Tensor) -> None:
         """Begins to pin this memory, until the tensor is freed. Pieces must not share a page."""

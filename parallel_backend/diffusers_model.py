@@ -69,17 +69,17 @@ class DiffusersModel(ParallelModel):
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Keeps the weights of these blocks of this rank in a store and all others on the device.
 
-        Reads this rank's weights if they are not read yet, and runs no collectives then. Raises ModelFileError or
-        whatever `check` raises. The model cannot be used after that.
+        Reads this rank's weights if they are not read yet, and runs no collectives then. Raises ModelFileError. The
+        model cannot be used after that. check: not called, because nobody cancels a script.
         """
         unread, self.unread = self.unread, None
-        self.fetched.rearrange(places, store, partial(self.stored_values, unread, check) if unread else None)
+        self.fetched.rearrange(places, store, partial(self.stored_values, unread) if unread else None)
         if unread:
             names = [name for name, _, _ in self.fetched.names()]
-            load_weights(self.model, unread, self.mesh.device, check, names)
+            load_weights(self.model, unread, self.mesh.device, names)
 
-    def stored_values(self, source: ModelSource, check: Check, row: FlatBlock) -> Values:
+    def stored_values(self, source: ModelSource, row: FlatBlock) -> Values:
         """Returns a block's parameters from the files. A page is read from disk on first access."""
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
-        tensors = read_tensors(source, shapes, check)
+        tensors = read_tensors(source, shapes)
         return lambda name: tensors[f"{row.path}.{name}"]

@@ -12,10 +12,17 @@ NOTHING = object()
 
 
 class Hooks:
-    """Hooks on modules, and attributes that replace their own. `remove` removes all of them."""
+    """Hooks on modules, and attributes that replace their own. `remove` removes all of them, as leaving a `with`
+    does."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Hooks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def before(self, module: torch.nn.Module, hook: Callable, **options: bool) -> None:
         """Registers a forward pre-hook, with torch's options."""

@@ -190,8 +190,6 @@ def unparallelize(pipeline: Any) -> None:
         dist.destroy_process_group(group)
     if vae:
         vae.remove()
-    if components:
-        components.close()
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:

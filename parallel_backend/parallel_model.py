@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .costs.memory import stale_bytes
 from .errors import PlanError, RequestError
-from .groups.calls import Call, Forms, Output, Pass, collect_calls, kind_of, receive_output, send_output, share_out
+from .groups.calls import Call, Forms, Output, Part, Pass, collect_calls, receive_output, send_output, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
@@ -113,15 +114,10 @@ class ParallelModel:
     @contextmanager
     def attending_by(self, kernel: Backend | None) -> Iterator[None]:
         """While entered, shared attention is computed by this kernel in place of the plan's. None changes nothing."""
-        attention = self.attention
-        if attention is None or kernel is None:
+        with Hooks() as hooks:
+            if self.attention and kernel:
+                hooks.replace(self.attention, "backend", kernel)
             yield
-            return
-        before, attention.backend = attention.backend, kernel
-        try:
-            yield
-        finally:
-            attention.backend = before
 
     @contextmanager
     def showing_whole(self, needs_all_tokens: bool, is_plain: bool = False) -> Iterator[None]:
@@ -170,26 +166,42 @@ class ParallelModel:
         """
         if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
             raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
-        axis, sizes = self.mesh["batch"], [call.size for call in calls]
-        parts = share_out(sizes, axis)
+
+        @functools.cache
+        def given(call: int) -> tuple:
+            return moved(tuple(calls[call]), self.mesh.device)
+
+        def run(part: Part, forward: Forward) -> Output | None:
+            args, kwargs = given(part.call)
+            return self.run_rows(args, kwargs, calls[part.call].size, part.rows, forward)
+
+        with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
+            outputs, parts = self.run_parts(calls, run, partial(count_picture_tokens, sides=self.patch))
+            self.slot.buffers.clear()  # this step may have been the last
+            return self.collect(outputs, parts, calls)
+
+    def run_parts(
+        self,
+        calls: Sequence[Call],
+        run: Callable[[Part, Forward], Output | None],
+        count: Callable[[Call], int | None] = lambda call: None,
+    ) -> tuple[list[Any], list[Part]]:
+        """Runs this rank's parts of a step's calls. Returns their outputs, see `run_step`, and the parts of all ranks.
+        run: runs a part's forward. count: see `StepPipeline.begin`."""
+        axis = self.mesh["batch"]
+        parts = share_out([call.size for call in calls], axis)
         own = [part for part in parts if part.group == axis.index]
         idle = max(Counter(part.group for part in parts).values()) - len(own)
-        with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            given = [moved(tuple(calls[part.call]), self.mesh.device) for part in own]
+        turns = self.pipeline.begin(calls, [part.call for part in own], count)
+        return self.run_step(turns, lambda index, forward: run(own[index], forward), idle), parts
 
-            def run(index: int, forward: Forward) -> Output | None:
-                (args, kwargs), part = given[index], own[index]
-                return self.run_rows(args, kwargs, sizes[part.call], part.rows, forward)
-
-            count = partial(count_picture_tokens, sides=self.patch)
-            turns = self.pipeline.begin(calls, [part.call for part in own], count)
-            outputs = self.run_step(turns, run, idle)
-            self.slot.buffers.clear()  # this step may have been the last
-            if not self.sends_result:
-                return None
-            is_last = not self.link or self.link.is_last
-            found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.row_forms) if is_last else None
-            return self.return_to_first(found, [kind_of(call.latents, call.size) for call in calls])
+    def collect(self, outputs: Sequence[Any], parts: Sequence[Part], calls: Sequence[Any]) -> list[Output] | None:
+        """Returns each call's output on global rank 0; None elsewhere. calls: with a `size` and a `kind` each."""
+        if not self.sends_result:
+            return None
+        is_last, axis = not self.link or self.link.is_last, self.mesh["batch"]
+        found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.row_forms) if is_last else None
+        return self.return_to_first(found, [(call.size, *call.kind) for call in calls])
 
     def run_step(
         self, turns: list[list[Forward]], run: Callable[[int, Forward], Output | None], idle: int = 0
@@ -215,8 +227,8 @@ class ParallelModel:
         return outputs
 
     def return_to_first(self, found: list[Output] | None, kinds: Sequence[Hashable]) -> list[Output] | None:
-        """Returns the last stage's results on the first stage, in the first batch group. kinds: of all, see
-        `kind_of`."""
+        """Returns the last stage's results on the first stage, in the first batch group. kinds: of all, with their
+        numbers of rows."""
         stages, axis = self.mesh["pipefusion"], self.mesh["batch"]
         if stages.degree == 1 or axis.index:
             return found

@@ -3263,18 +3263,15 @@ function describeWeights({ status, runs }, t) {
   const { weights } = status;
   const name = NAMES[weights?.kind];
   if (!name) return []
-  const { blocks, of, kept, whole, working, fetched, seconds: needed, link, is_measured: isMeasured } = weights;
+  const { blocks, of, kept, whole, working, fetched, seconds: needed, link } = weights;
   const where = t(`panel.${name}`, { going: blocks, blocks: of });
   const sizes = { kept: formatBytes(kept), whole: formatBytes(whole), peak: formatBytes(kept + (working ?? 0)) };
   const stay = t(working ? 'panel.weightsAtPeak' : 'panel.weightsKept', sizes);
   const values = { size: formatBytes(fetched), seconds: formatSeconds(needed), rate: `${(link / 1e9).toFixed(1)} GB/s` };
-  const cost = t(isMeasured ? 'panel.weightsFetchedMeasured' : 'panel.weightsFetchedAssumed', values);
-  const found = [where, stay, cost];
+  const found = [where, stay, t('panel.weightsFetched', values)];
   if (weights.unpinned) found.push(t('panel.weightsUnpinned', { size: formatBytes(weights.unpinned) }));
   const share = computeLinkShare(needed, runs);
-  if (share >= MOST_OF_A_STEP) {
-    found.push(t(isMeasured ? 'panel.weightsBottleneck' : 'panel.weightsLikely', { share: formatPercent(share) }));
-  }
+  if (share >= MOST_OF_A_STEP) found.push(t('panel.weightsBottleneck', { share: formatPercent(share) }));
   return found
 }
 

@@ -168,7 +168,7 @@ class MemoryEstimate:
     def explain_link(self, computing: float) -> list[Remark]:
         """Says how long the weights take on the link, and whether that exceeds the computing time."""
         reported = last_status(self.sampled.question.group).get("weights") or {}
-        is_measured = reported.get("kind") == self.plan.weights and bool(reported.get("is_measured"))
+        is_measured = reported.get("kind") == self.plan.weights
         rate = reported["link"] if is_measured else ASSUMED.of(self.plan.weights)
         needed = self.sizes.count_fetched_bytes(self.plan) / rate
         key = "link_measured" if is_measured else "link_assumed"

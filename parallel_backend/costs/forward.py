@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
 from ..compat import DispatchMode, packet_of, tree_leaves
+from ..hooks import Hooks
 from ..models.checks import modules_at, sizes_of
 from ..models.spec import BlockList, spec_of
 from .memory import device_bytes
@@ -251,25 +252,16 @@ def count_operations(model: torch.nn.Module, blocks: Mapping[torch.nn.Module, in
     tally = Tally()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_counting)
+        hooks = stack.enter_context(Hooks())
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                replace_forward(layer, functools.partial(plain_linear, layer), stack)
+                hooks.replace(layer, "forward", functools.partial(plain_linear, layer))
         for block, returned in blocks.items():
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
-            replace_forward(block, functools.partial(tally.run_block, block.forward, kind, returned), stack)
+            hooks.replace(block, "forward", functools.partial(tally.run_block, block.forward, kind, returned))
         for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
             stack.enter_context(mode)
         yield tally
-
-
-def replace_forward(module: torch.nn.Module, forward: Callable[..., Any], stack: contextlib.ExitStack) -> None:
-    """Replaces a module's forward until the stack closes."""
-    own = vars(module)
-    if "forward" in own:
-        stack.callback(own.update, forward=own["forward"])
-    else:
-        stack.callback(own.pop, "forward")
-    own["forward"] = forward
 
 
 def count_returned(blocks: BlockList) -> int | None:

@@ -16,11 +16,10 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from ..axes import BATCH_AXES, JOINT_AXES, REPLICA_AXES, TOKEN_AXES
-from ..plan import SHARED, WHOLE, ParallelPlan
+from ..plan import SHARED, ParallelPlan
 from .mesh_layout import rows_along
 
 MIB = 1 << 20
@@ -31,17 +30,15 @@ Pairs = frozenset[tuple[int, int]]  # the sender's and the receiver's global num
 
 @dataclass(frozen=True)
 class Communicator:
-    """purposes: axes, or what else it serves. ranks: global numbers, in ascending order. gathers: whether all of them
-    gather. pairs: which of them send messages to which."""
+    """ranks: global numbers, in ascending order. gathers: whether all of them gather. pairs: which of them send
+    messages to which."""
 
-    purposes: tuple[str, ...]
     ranks: tuple[int, ...]
     gathers: bool = False
     pairs: Pairs = frozenset()
 
     def __or__(self, other: Communicator) -> Communicator:
-        purposes = tuple(dict.fromkeys((*self.purposes, *other.purposes)))
-        return Communicator(purposes, self.ranks, self.gathers or other.gathers, self.pairs | other.pairs)
+        return Communicator(self.ranks, self.gathers or other.gathers, self.pairs | other.pairs)
 
     def count_bytes(self) -> Counter[int]:
         """Estimates the memory of its buffers on each rank's card, by the rank's global number."""
@@ -58,19 +55,19 @@ def over_all(ranks: Iterable[int]) -> Communicator:
     """Returns the communicator of ranks that share pictures in bands of rows."""
     row = tuple(ranks)
     below = {*zip(row, row[1:], strict=False)}
-    return Communicator(("vae",), row, True, frozenset(below | {(lower, upper) for upper, lower in below}))
+    return Communicator(row, True, frozenset(below | {(lower, upper) for upper, lower in below}))
 
 
 def of_axis(name: str, row: Iterable[int]) -> Communicator:
     """Returns the communicator of one row of ranks along an axis."""
     ranks = tuple(row)
     if name == "ulysses":
-        return Communicator((name,), ranks, pairs=frozenset(itertools.permutations(ranks, 2)))
+        return Communicator(ranks, pairs=frozenset(itertools.permutations(ranks, 2)))
     if name in ("ring", "pipefusion"):
-        return Communicator((name,), ranks, pairs=frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True)))
+        return Communicator(ranks, pairs=frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True)))
     if name == "sequence":
-        return Communicator((name,), ranks, gathers=True)
-    return Communicator((name,), ranks, True, frozenset((rank, ranks[0]) for rank in ranks[1:]))
+        return Communicator(ranks, gathers=True)
+    return Communicator(ranks, True, frozenset((rank, ranks[0]) for rank in ranks[1:]))
 
 
 def list_axes(plan: ParallelPlan, has_links: bool) -> list[Communicator]:
@@ -94,36 +91,29 @@ def list_links(plan: ParallelPlan) -> list[Communicator]:
     """Lists the links from each stage to the next one, and from the last to the first."""
     rows = rows_along(plan, "pipefusion") if plan.pipefusion > 1 else []
     following = [(sender, row[(place + 1) % len(row)]) for row in rows for place, sender in enumerate(row)]
-    return [Communicator(("link",), tuple(sorted(pair)), pairs=frozenset((pair,))) for pair in following]
+    return [Communicator(tuple(sorted(pair)), pairs=frozenset((pair,))) for pair in following]
 
 
 def list_replicas(plan: ParallelPlan) -> list[Communicator]:
     """Lists the communicators for fetched weights, which are in flight beside all others."""
     rows = rows_along(plan, *REPLICA_AXES)
-    return [Communicator(("weights",), tuple(row), gathers=True) for row in rows if len(row) > 1]
+    return [Communicator(tuple(row), gathers=True) for row in rows if len(row) > 1]
 
 
 def list_communicators(plan: ParallelPlan) -> list[Communicator]:
-    """Lists all communicators of a plan's ranks on GPUs. The first is torch's own, which nothing uses."""
+    """Lists the communicators of a plan's ranks on GPUs, beside torch's own. The first is the VAE's, too."""
     if plan.world_size == 1:
         return []
-    every = range(plan.world_size)
-    axes, world = list_axes(plan, True), over_all(every)
-    world = next((each | replace(world, purposes=("vae",)) for each in axes if each.ranks == world.ranks), world)
+    axes, world = list_axes(plan, True), over_all(range(plan.world_size))
+    world = next((each | world for each in axes if each.ranks == world.ranks), world)
     others = [each for each in axes if each.ranks != world.ranks]
     weights = list_replicas(plan) if plan.weights == SHARED else []
-    return [Communicator(("default",), tuple(every)), world, *others, *list_links(plan), *weights]
-
-
-def count_communicator_bytes(plan: ParallelPlan) -> int:
-    """Estimates the memory of communicators on the card of the rank with the most."""
-    return count_most_bytes(tuple(plan.degrees().items()), plan.weights == SHARED)
+    return [world, *others, *list_links(plan), *weights]
 
 
 @functools.lru_cache(maxsize=256)
-def count_most_bytes(degrees: tuple[tuple[str, int], ...], is_shared: bool) -> int:
-    given: dict[str, Any] = dict(degrees)
-    plan = ParallelPlan(**given, weights=SHARED if is_shared else WHOLE)
+def count_communicator_bytes(plan: ParallelPlan) -> int:
+    """Estimates the memory of communicators on the card of the rank with the most."""
     found = Counter[int]()
     for each in list_communicators(plan):
         found.update(each.count_bytes())

@@ -158,11 +158,12 @@ def build_mesh(
     world: an axis over all of the plan's ranks. Other axes over all of them use its group. The mesh does not close it.
     """
     has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
-    rank, built = dist.get_rank(), GroupBuilder(device, most_side_by_side(plan))
-    groups = {each.ranks: built.add(each, world) for each in list_axes(plan, has_links)}
-    links = {each.pairs: built.add(each) for each in (list_links(plan) if has_links else ())}
+    rank, side_by_side = dist.get_rank(), most_side_by_side(plan)
+    of_axes = build_groups(device, list_axes(plan, has_links), side_by_side, world)
+    links = build_groups(device, list_links(plan) if has_links else (), side_by_side)  # each needs a group of its own
+    groups = {each.ranks: group for each, group in of_axes.items()}
     link_in, link_out = (
-        next((group for pairs, group in links.items() if any(pair[end] == rank for pair in pairs)), None)
+        next((group for each, group in links.items() if any(pair[end] == rank for pair in each.pairs)), None)
         for end in (1, 0)
     )
     axes: dict[str, Axis] = {}
@@ -180,35 +181,27 @@ def build_mesh(
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
     axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks cannot run on zero tokens
-    built.connect()
-    return Mesh(plan, device, axes, link_in, link_out, timeline, built.own)
+    for each, group in (*of_axes.items(), *links.items()):
+        shake_hands(group, device, each)
+    own = tuple(group for group in (*groups.values(), *links.values()) if world is None or group is not world.group)
+    return Mesh(plan, device, axes, link_in, link_out, timeline, own)
 
 
-class GroupBuilder:
-    """Builds groups for communicators. All ranks add the same, in one order. own: the groups that are new, of this
-    rank."""
+def build_groups(
+    device: torch.device, every: Iterable[Communicator], side_by_side: int = 1, world: Axis | None = None
+) -> dict[Communicator, dist.ProcessGroup]:
+    """Builds groups, and returns those of this rank. All ranks build the same, in one order.
 
-    def __init__(self, device: torch.device, side_by_side: int = 1) -> None:
-        """side_by_side: kernels of groups that the device runs at a time."""
-        self.device, self.side_by_side = device, side_by_side
-        self.own: tuple[dist.ProcessGroup, ...] = ()
-        self.joined: list[tuple[dist.ProcessGroup, Communicator]] = []
-
-    def add(self, each: Communicator, world: Axis | None = None) -> dist.ProcessGroup | None:
-        """Builds a group, or takes the group of `world` if that has the same ranks. Returns None on a rank outside of
-        it. A link between stages needs a group of its own, so it gets no `world`."""
-        shared = world if world and len(each.ranks) == world.degree else None
-        group = shared.group if shared else new_group(self.device, [*each.ranks], side_by_side=self.side_by_side)
-        if group is None or dist.get_rank() not in each.ranks:
-            return None
-        self.own += () if shared else (group,)
-        self.joined.append((group, each))
-        return group
-
-    def connect(self) -> None:
-        """Connects the ranks of each group. Raises GroupError."""
-        for group, each in self.joined:
-            shake_hands(group, self.device, each)
+    side_by_side: kernels of groups that the device runs at a time. world: its group is taken where the ranks are the
+    same.
+    """
+    found = {}
+    for each in every:
+        is_world = world is not None and len(each.ranks) == world.degree
+        group = world.group if world and is_world else new_group(device, [*each.ranks], side_by_side=side_by_side)
+        if group is not None and dist.get_rank() in each.ranks:
+            found[each] = group
+    return found
 
 
 def new_group(
@@ -259,12 +252,10 @@ def most_side_by_side(plan: ParallelPlan) -> int:
 
 def connected_axis(device: torch.device, rows: Iterable[Communicator], side_by_side: int = 1) -> Axis:
     """Builds the groups of these rows of ranks, connects the ranks, and returns this rank's axis."""
-    built, own = GroupBuilder(device, side_by_side), Axis(None, 1, 0)
-    for row in rows:
-        if group := built.add(row):
-            own = Axis(group, len(row.ranks), row.ranks.index(dist.get_rank()))
-    built.connect()
-    return own
+    for row, group in build_groups(device, rows, side_by_side).items():
+        shake_hands(group, device, row)
+        return Axis(group, len(row.ranks), row.ranks.index(dist.get_rank()))
+    return Axis(None, 1, 0)
 
 
 def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:

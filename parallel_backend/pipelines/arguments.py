@@ -86,11 +86,12 @@ class ModelCall:
         return (*self.constant, *(id(each) if torch.is_tensor(each) else repr(each) for each in leaves))
 
     @property
-    def shapes(self) -> tuple:
-        """The shapes and dtypes of its tensors."""
-        return tuple(
-            (each.shape, each.dtype) for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each)
-        )
+    def kind(self) -> tuple:
+        """What the form of the prediction depends on: the forms of all tensors, and autocast."""
+        tensors = [each for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each)]
+        device = parts_of(self.latents)[0].device.type
+        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cast, *((each.shape, each.dtype) for each in tensors)
 
     def for_step(self) -> Call:
         """Returns the call as `StepPipeline` takes it."""

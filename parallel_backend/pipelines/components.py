@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..compat import CALL, tree_leaves, tree_map_only
 from ..errors import RequestError
 from ..groups.collectives import collect, gather
-from ..groups.mesh import Axis, Mesh, world_axis
+from ..groups.mesh import Axis, Mesh
 from ..hooks import Hooks
 from ..seams.arguments import Parameters
 from .agreement import check_same
@@ -39,15 +39,10 @@ class PipelineComponents:
     """
 
     def __init__(self, pipeline: Any, mesh: Mesh, shares_vae: bool, images: str) -> None:
-        """shares_vae: whether ranks share the rows of a picture. images: which ranks get all pictures. All ranks call
-        it together."""
+        """shares_vae: whether ranks share the rows of a picture. images: which ranks get all pictures."""
         self.hooks = Hooks()
         self.device = mesh.device
-        self.group: dist.ProcessGroup | None = None
-        self.rows = mesh["batch"].evenly
-        if self.rows.degree < mesh.plan.world_size:
-            self.rows = world_axis(mesh.device)
-            self.group = self.rows.group
+        self.rows = Axis(dist.group.WORLD, dist.get_world_size(), dist.get_rank())
         self.pictures = mesh["dp"].evenly if shares_vae else self.rows
         self.images = images
         self.names = [*encoders_of(pipeline), *(["vae"] if getattr(pipeline, "vae", None) else [])]
@@ -65,11 +60,6 @@ class PipelineComponents:
     def remove(self) -> None:
         """Removes everything from the pipeline."""
         self.hooks.remove()
-
-    def close(self) -> None:
-        """Destroys the ranks' own group. All ranks call it together."""
-        if self.group:
-            dist.destroy_process_group(self.group)
 
     def encode(self, name: str, call: Callable[..., Any], parameters: Parameters, *args: Any, **kwargs: Any) -> Any:
         """Returns what an encoder returns for all prompts, without keys that it would keep for words to come. Raises

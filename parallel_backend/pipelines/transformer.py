@@ -7,19 +7,18 @@ ranks get the prediction, so that the pipeline's own loop goes on with its own s
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from ..compat import CALL
 from ..diffusers_model import DiffusersModel
-from ..groups.calls import share_out
+from ..groups.calls import NUMBERS, Part, allocate_output, describe_output
 from ..seams.forward import Forward
 from .ahead import CallsAhead
 from .arguments import ModelArguments, ModelCall
-from .results import Results
 
 
 class PipelineTransformer:
@@ -34,7 +33,7 @@ class PipelineTransformer:
         plan = transformer.mesh.plan
         identifies = plan.cfg > 1 or transformer.pipeline.keeps
         self.arguments = ModelArguments(transformer.model, transformer.known, plan, identifies)
-        self.results = Results(transformer.mesh)
+        self.forms: dict[tuple, list[int]] = {}  # of predictions
         self.ahead = CallsAhead(plan.cfg)
         self.timesteps: Any = None
         self.is_inside = False  # whether this object calls the model
@@ -85,25 +84,36 @@ class PipelineTransformer:
 
     def run(self, calls: list[ModelCall]) -> list[torch.Tensor]:
         """Runs calls side by side. Returns their predictions on every rank."""
-        transformer, axis = self.transformer, self.transformer.mesh["batch"]
-        parts = share_out([call.size for call in calls], axis)
-        own = [part for part in parts if part.group == axis.index]
-        idle = max(Counter(part.group for part in parts).values()) - len(own)
+        transformer, mesh = self.transformer, self.transformer.mesh
 
-        def run_part(index: int, forward: Forward) -> torch.Tensor | None:
-            output = transformer.run((), self.arguments.cut(calls[own[index].call], own[index].rows), forward)
+        def run_part(part: Part, forward: Forward) -> torch.Tensor | None:
+            output = transformer.run((), self.arguments.cut(calls[part.call], part.rows), forward)
             return None if output is None else rows_of(output)
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
-        known = [call.for_step() for call in calls] if transformer.pipeline.keeps else []
-        turns = transformer.pipeline.begin(known, [part.call for part in own], lambda call: None)
         self.is_inside = True
         try:
             with transformer.compiling(self.steps):
-                outputs = transformer.run_step(turns, run_part, idle)
+                outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
         finally:
             self.is_inside = False
-        return self.results.join(outputs, parts, calls)
+        if mesh["batch"].degree * mesh["pipefusion"].degree == 1:  # every rank has all
+            return outputs
+        return self.spread(transformer.collect(outputs, parts, calls), calls)
+
+    def spread(self, found: list[Any] | None, calls: list[ModelCall]) -> list[torch.Tensor]:
+        """Returns on every rank the predictions that rank 0 has found. Ranks learn the form of each kind once."""
+        device, spread = self.transformer.mesh.device, []
+        for place, call in enumerate(calls):
+            kind = call.size, *call.kind
+            if kind not in self.forms:
+                numbers = torch.tensor(describe_output(found[place]) if found else [0] * NUMBERS, device=device)
+                dist.broadcast(numbers, 0)
+                self.forms[kind] = numbers.tolist()
+            own: Any = found[place].contiguous() if found else allocate_output(self.forms[kind], device)
+            dist.broadcast(own, 0)
+            spread.append(own)
+        return spread
 
     def tell_why(self, call: ModelCall) -> None:
         """Says once why guidance's branches do not run side by side, if there are ranks without a row."""

@@ -156,20 +156,16 @@ class _Run:
         """Returns the segments that run together in a step: all of them, or each patch alone."""
         return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
 
-    def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Pass]:
-        """Returns the arguments of one forward: the model's input, its timesteps, and the others."""
-        rows = torch.cat([self.inputs] * len(each.branches))
-        timestep = self.stepper.timesteps[step] * self.timestep_scale
-        return rows, torch.full((len(rows),), timestep, device=rows.device), each
-
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
         """Returns the guided prediction for these segments, on the last stage."""
         mesh, predictions = self.model.mesh, []
         axis = mesh["dp" if self.splits_passes else "batch"]
+        timestep = self.stepper.timesteps[step] * self.timestep_scale
         for index in self.own_passes:
             forward = Forward(segments, self.caches[index], step, index, differences=self.differences[index])
-            arguments = self.arguments(step, self.passes[index])
-            predictions.append(self.model.predict(*arguments, axis, forward))
+            rows = torch.cat([self.inputs] * len(self.passes[index].branches))
+            timestep_B = torch.full((len(rows),), timestep, device=rows.device)
+            predictions.append(self.model.predict(rows, timestep_B, self.passes[index], axis, forward))
         if predictions[0] is None or len(self.branches) == 1:
             return predictions[0]
         prediction = torch.cat(predictions)
@@ -255,22 +251,22 @@ class _Run:
 
     def stop(self, step: int) -> None:
         """Leaves the run before a step, with no message under way. Raises LoopStopped."""
-        if self.link and self.is_first and step:
-            self.link.expect_nothing_after(step - 1)
-            for segments in self.parts(step - 1):
-                self.receive_latents(self.link, step - 1, segments)
         if self.link:
-            self.link.finish()
+            self.link.expect_nothing_after(step - 1)
+            self.await_messages(self.link, step)
         raise LoopStopped
 
     def finish(self) -> torch.Tensor | None:
         """Returns the result on the ranks that return it."""
-        if self.link and self.is_first:
-            last = self.steps - 1
-            for segments in self.parts(last):
-                self.receive_latents(self.link, last, segments)
         if self.link:
-            self.link.finish()
+            self.await_messages(self.link, self.steps)
             if self.steps >= self.serial_steps.stop:
                 self.link.loaded.add(self.kind)
         return self.inputs if self.is_first else None
+
+    def await_messages(self, link: StageLink, steps: int) -> None:
+        """Receives the latents of the last of so many steps on the first stage, and waits for what this stage sent."""
+        if self.is_first and steps:
+            for segments in self.parts(steps - 1):
+                self.receive_latents(link, steps - 1, segments)
+        link.finish()

@@ -27,7 +27,7 @@ Value = bool | int | float
 def agreed_values(axis: Axis, slot: ForwardSlot) -> Iterator[None]:
     """While entered, a value that this thread reads from a tensor between the blocks is the axis' first rank's. A value
     that a block reads stays this rank's: it has other tokens."""
-    hooks, thread, is_agreeing = Hooks(), threading.get_ident(), False
+    thread, is_agreeing = threading.get_ident(), False
 
     def agreeing(own: Callable[[torch.Tensor], Value]) -> Callable[[torch.Tensor], Value]:
         def read(tensor: torch.Tensor) -> Value:
@@ -43,13 +43,10 @@ def agreed_values(axis: Axis, slot: ForwardSlot) -> Iterator[None]:
 
         return read
 
-    if axis.degree > 1:
-        for name in READERS:
+    with Hooks() as hooks:
+        for name in READERS if axis.degree > 1 else ():
             hooks.replace(torch.Tensor, name, agreeing(getattr(torch.Tensor, name)))
-    try:
         yield
-    finally:
-        hooks.remove()
 
 
 def first_of(value: Value, axis: Axis, device: torch.device) -> Value:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,12 @@ from ..groups.mesh import Mesh
 from ..hooks import Hooks, ReplaceFunction
 from ..plan import EXCHANGE_PARTS
 from .attention_op import RUNNING, Attend, plain_attention
-from .exchange.heads import HeadPart, head_parts
+from .exchange.heads import HeadPart, head_parts, repeat_heads
 from .exchange.ring import ring_attention
 from .exchange.ulysses import gather_heads, scatter_heads, view_heads
 from .forward import Code, ForwardSlot
 from .kernels.backends import Backend
 from .layout import TokenLayout
-from .shared_call import SharedCall, mask_of_group
 
 NAME = "scaled_dot_product_attention"  # in torch.nn.functional
 ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is redirected
@@ -34,6 +33,27 @@ ATTENTION = "parallel_attention"  # attribute that marks a module whose attentio
 # The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
 # fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
+
+
+class HeadShares(NamedTuple):
+    """How the ranks share attention calls with tensors of one shape in a forward.
+
+    ranks: of the Ulysses group, on the sequence axis.
+    lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
+    ring_lengths: keys by rank of the ring.
+    places: of fresh keys in the cache, if there is one.
+    heads: of the queries. group: the number of query heads that share a key head.
+    parts: in which heads are exchanged.
+    """
+
+    ranks: range
+    lengths: tuple[int, ...]
+    seen_lengths: tuple[int, ...]
+    ring_lengths: list[int]
+    places: list[tuple[int, int]]
+    heads: int
+    group: int
+    parts: tuple[HeadPart, ...]
 
 
 class ParallelAttention:
@@ -79,61 +99,59 @@ class ParallelAttention:
                 "Self-attention with dropout or a causal mask is not supported on shared tokens.",
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
-        seen = seen or streams
-        of_shape, forward = self.of_shape(streams, seen, query, key), self.layout.forward
-        call = of_shape(forward=forward, owner=owner, mask=None, scale=scale, kept=kept)
-        if attn_mask is not None:
-            call = call._replace(mask=mask_of_group(attn_mask, self.layout, streams, seen, call.ranks))
-        key, value = call.encode("key", key), call.encode("value", value)
+        seen, forward = seen or streams, self.layout.forward
+        heads, kv_heads = query.shape[1], key.shape[1]
+        at = (self, streams, seen, query.shape, kv_heads)
+        shares = forward.once(at, lambda: self.share_heads(streams, seen, query, heads // kv_heads))
+        mask = None if attn_mask is None else mask_of_group(attn_mask, self.layout, streams, seen, shares.ranks)
+        attend = partial(self.attend, shares, owner, mask, scale, kept)
         if self.ulysses.degree == 1:
-            return self.attend(call, 0, call.parts[0], query, key, value)
-        shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
-        out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
-        query = call.encode("query", query)
-        arriving = [self.scatter(call, part, query, key, value) for part in call.parts]
-        call.forward.run_deferred()
+            return attend(0, query, key, value)
+        differences = forward.differences
+
+        def encode(what: object, values: torch.Tensor) -> torch.Tensor:
+            return values if differences is None else differences.encode((owner, what), values)
+
+        def decode(what: object, encoded: torch.Tensor) -> torch.Tensor:
+            return encoded if differences is None else differences.decode((owner, what), encoded)
+
+        out_BHLD = query.new_empty((len(query), query.shape[2], heads, query.shape[3])).transpose(1, 2)
+        query, key, value = encode("query", query), encode("key", key), encode("value", value)
+        arriving = [self.scatter(shares, part, query, key, value) for part in shares.parts]
+        forward.run_deferred()
         results = []
-        for index, part in enumerate(call.parts):
+        for index, part in enumerate(shares.parts):
             arrived: list[torch.Tensor] = []
             for arrive in arriving[index]:
                 arrived += arrive()
-            if call.forward.differences:
+            if differences:
                 named = zip(("query", "key", "value"), arrived, strict=True)
-                arrived = [call.decode((name, index), each) for name, each in named]
-            out_BhRD = self.attend(call, index, part, *arrived)
-            out_BhRE = call.encode(("result", index), out_BhRD)
-            results.append(gather_heads(self.ulysses, call.lengths, out_BhRE, part.queries))
+                arrived = [decode((name, index), each) for name, each in named]
+            out_BhRE = encode(("result", index), attend(index, *arrived))
+            results.append(gather_heads(self.ulysses, shares.lengths, out_BhRE, part.queries))
         for index, arrive in enumerate(results):
             for run, received in arrive():
-                decoded = call.decode(("result", index, run.ranks), received)
-                view_heads(out_BHLD, run).copy_(decoded)
+                view_heads(out_BHLD, run).copy_(decode(("result", index, run.ranks), received))
         return out_BHLD
 
-    def of_shape(
-        self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, key: torch.Tensor
-    ) -> Callable[..., SharedCall]:
-        """Returns what makes calls with tensors of these shapes in the running forward."""
-        layout, forward = self.layout, self.layout.forward
-        at = (self, streams, seen, query.shape, key.shape[1])
-        if at in forward.counts:
-            return forward.counts[at]
-        degree, heads = self.ulysses.degree, query.shape[1]
-        ranks, group = range(self.ring.index * degree, (self.ring.index + 1) * degree), heads // key.shape[1]
-        by_rank = layout.lengths_by_rank(seen, forward.cache is not None)
+    def share_heads(
+        self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, group: int
+    ) -> HeadShares:
+        """Shares the heads of calls with queries of this shape. group: how many query heads share a key head."""
+        layout, degree, heads = self.layout, self.ulysses.degree, query.shape[1]
+        ranks, cache = range(self.ring.index * degree, (self.ring.index + 1) * degree), layout.forward.cache
+        by_rank = layout.lengths_by_rank(seen, cache is not None)
         most = 1 if degree == 1 else self.part_count(query, streams)
-        own, of_keys = (tuple(layout.lengths_by_rank(each)[ranks.start : ranks.stop]) for each in (streams, seen))
-        forward.counts[at] = partial(
-            SharedCall,
+        return HeadShares(
             ranks=ranks,
-            lengths=own,
-            seen_lengths=of_keys,
+            lengths=tuple(layout.lengths_by_rank(streams)[ranks.start : ranks.stop]),
+            seen_lengths=tuple(layout.lengths_by_rank(seen)[ranks.start : ranks.stop]),
             ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
-            places=[] if forward.cache is None else layout.cache_places(seen, ranks),
+            places=[] if cache is None else layout.cache_places(seen, ranks),
             heads=heads,
             group=group,
             parts=head_parts(tuple(self.ulysses.sizes(heads)), group, most),
         )
-        return forward.counts[at]
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
         """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
@@ -144,39 +162,42 @@ class ParallelAttention:
 
     def attend(
         self,
-        call: SharedCall,
+        shares: HeadShares,
+        owner: object,
+        mask: torch.Tensor | None,
+        scale: float | None,
+        kept: Sequence[torch.Tensor],
         index: int,
-        part: HeadPart,
         q_BhRD: torch.Tensor,
         k_BhRD: torch.Tensor,
         v_BhRD: torch.Tensor,
     ) -> torch.Tensor:
-        """Computes attention for one part of this rank's heads, BhRD."""
-        queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
-        layout = self.layout
-        if cache := layout.slot.forward.cache:
+        """Computes attention for one part of this rank's heads, BhRD. index: of the part."""
+        layout, part, own = self.layout, shares.parts[index], self.ulysses.index
+        queries, keys = part.queries[own], part.keys[own]
+        if cache := layout.forward.cache:
             whole = layout.forward.running == layout.slot.every_segment()
-            k_BhRD, v_BhRD = cache.refresh((call.owner, index), call.places, whole, k_BhRD, v_BhRD)
-        mask = None if call.mask is None else call.own_mask(queries)
-        kept = [each[:, keys.start : keys.stop] for each in call.kept] if call.kept else ()
+            k_BhRD, v_BhRD = cache.refresh((owner, index), shares.places, whole, k_BhRD, v_BhRD)
+        if mask is not None and mask.ndim > 2 and 1 < mask.shape[-3] == shares.heads:
+            mask = mask.narrow(-3, queries.start, len(queries))
+        kept = [each[:, keys.start : keys.stop] for each in kept] if kept else ()
+        repeat = partial(repeat_heads, queries=queries, keys=keys, group=shares.group)
         if self.ring.degree > 1:
 
             def attend_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
-                key, value = call.repeat(k, queries, keys), call.repeat(v, queries, keys)
-                return self.backend.attend_with_lse(q, key, value, *more)
+                return self.backend.attend_with_lse(q, repeat(k), repeat(v), *more)
 
-            given = (q_BhRD, k_BhRD, v_BhRD, call.ring_lengths, self.ring, attend_with_lse, layout.slot)
-            return ring_attention(*given, call.scale, mask, kept)
+            given = (q_BhRD, k_BhRD, v_BhRD, shares.ring_lengths, self.ring, attend_with_lse, layout.slot)
+            return ring_attention(*given, scale, mask, kept)
         if not q_BhRD.numel():
             return q_BhRD
         if kept:
             k_BhRD, v_BhRD = (torch.cat(each, 2) for each in zip(kept, (k_BhRD, v_BhRD), strict=True))
-        key, value = call.repeat(k_BhRD, queries, keys), call.repeat(v_BhRD, queries, keys)
-        return self.backend.attend(q_BhRD, key, value, call.scale, mask)
+        return self.backend.attend(q_BhRD, repeat(k_BhRD), repeat(v_BhRD), scale, mask)
 
     def scatter(
         self,
-        call: SharedCall,
+        shares: HeadShares,
         part: HeadPart,
         q_BHLE: torch.Tensor,
         k_BHLE: torch.Tensor,
@@ -184,13 +205,35 @@ class ParallelAttention:
     ) -> tuple[Callable[[], Sequence[torch.Tensor]], ...]:
         """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately."""
         axis, keys = self.ulysses, (part.keys, part.keys)
-        if call.lengths == call.seen_lengths:
+        if shares.lengths == shares.seen_lengths:
             given = (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys)
-            return (scatter_heads(axis, call.lengths, *given),)
+            return (scatter_heads(axis, shares.lengths, *given),)
         return (
-            scatter_heads(axis, call.lengths, (q_BHLE,), (part.queries,)),
-            scatter_heads(axis, call.seen_lengths, (k_BHLE, v_BHLE), keys),
+            scatter_heads(axis, shares.lengths, (q_BHLE,), (part.queries,)),
+            scatter_heads(axis, shares.seen_lengths, (k_BHLE, v_BHLE), keys),
         )
+
+
+def mask_of_group(
+    mask: torch.Tensor, layout: TokenLayout, streams: tuple[str, ...], seen: tuple[str, ...], ranks: range
+) -> torch.Tensor:
+    """Cuts a mask over the whole joined streams (…, 1 or H, 1 or S, K) to the queries of the ranks of a group.
+
+    Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
+    RequestError for a mask over anything else.
+    """
+    columns = layout.forward.running if layout.forward.cache is None else layout.slot.every_segment()
+    tokens, keys = layout.total(streams), layout.total(seen)
+    if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
+        raise RequestError(
+            f"An attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",
+            "Use ulysses=1, ring=1 and pipefusion=1.",
+        )
+    every_rank = range(layout.axis.degree)
+    mask = mask.index_select(-1, layout.token_order(seen, every_rank, tuple(columns), mask.device))
+    if mask.shape[-2] != 1:
+        mask = mask.index_select(-2, layout.token_order(streams, ranks, tuple(layout.forward.running), mask.device))
+    return mask
 
 
 class AttentionSeam:
@@ -217,7 +260,7 @@ class AttentionSeam:
         self.may_replace_name = False
         self.attends_by_name = False  # whether the module calls attention by that name alone
         self.calls_by_name = 0  # calls by that name
-        self.undo: list[Callable[[], object]] = []  # of the running call of the module
+        self.hooks = Hooks()  # of the running call of the module
 
     def enter(self, *_: object) -> None:
         self.calls = 0
@@ -244,21 +287,15 @@ class AttentionSeam:
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
         self.may_replace_name = self.slot.code is Code.NONE or is_untraced
         if self.may_replace_name:
-            self.replace_name(self.attend_by_name if self.attends_by_name else self.count_by_name)
+            self.hooks.replace(F, NAME, self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):
             mode = ReplaceFunction(plain_attention, self.attend_in_mode)
             mode.__enter__()
-            self.undo.append(lambda: mode.__exit__(None, None, None))
+            self.hooks.on_removal(lambda: mode.__exit__(None, None, None))
 
     def end(self) -> None:
         self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
-        while self.undo:
-            self.undo.pop()()
-
-    def replace_name(self, attend: Callable[..., torch.Tensor]) -> None:
-        before = getattr(F, NAME)
-        setattr(F, NAME, attend)
-        self.undo.append(lambda: setattr(F, NAME, before))
+        self.hooks.remove()
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1
@@ -266,35 +303,33 @@ class AttentionSeam:
 
     def attend_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1
-        return self.redirect(attend_by, args, kwargs)
+        return self.redirect(self.attend, args, kwargs)
 
     def attend_in_mode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.redirect(attend_untraced if is_traced() else attend_by, args, kwargs)
+        return self.redirect(self.attend_untraced if is_traced() else self.attend, args, kwargs)
 
     def redirect(self, attend: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
         """Attends while the name is torch's own, because kernels call it."""
         if not self.may_replace_name:
-            return attend(self, *args, **kwargs)
+            return attend(*args, **kwargs)
         before = getattr(F, NAME)
         setattr(F, NAME, plain_attention)
         try:
-            return attend(self, *args, **kwargs)
+            return attend(*args, **kwargs)
         finally:
             setattr(F, NAME, before)
+
+    def attend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.attends[self.count_call()](*args, **kwargs)
+
+    # If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
+    attend_untraced: Any = torch.compiler.disable(attend)
 
     def count_call(self) -> int:
         """Counts a call. Returns the place of the function that computes it."""
         call = min(self.calls, len(self.attends) - 1)
         self.calls += 1
         return call
-
-
-def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return seam.attends[seam.count_call()](*args, **kwargs)
-
-
-# If a script has compiled the model itself, its graph ends here. This costs 30 µs, so others do without.
-attend_untraced: Any = torch.compiler.disable(attend_by)
 
 
 def install_attention(

@@ -273,7 +273,8 @@ class BlockBoundary:
         if self.layout.slot.code is Code.BETWEEN_BLOCKS:  # nodes' code may write into it
             return change(whole)
         key = f"{self.blocks.path}.{name}.{id(whole)}"
-        return self.layout.forward.once(key, lambda: change(whole), whole)
+        _, changed = self.layout.forward.once(key, lambda: (whole, change(whole)))  # kept, so that its id stays its own
+        return changed
 
 
 def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any, streams: Streams | None) -> Any:

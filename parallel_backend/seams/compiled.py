@@ -44,8 +44,6 @@ class CompiledBlocks:
         """Returns the settings for a sampling of this many steps; none if nothing is compiled. auto does not compile on
         a CPU, where it does not pay, or if there is no compiler. Ranks may decide differently, because compiling is
         local."""
-        if self.asked is not None:
-            return self.asked
         is_cpu = self.device.type == CPU
         if not plan.compiles(steps) or plan.compile == AUTO and (is_cpu or why_no_compiler(is_cpu)):
             return {}
@@ -61,15 +59,12 @@ class CompiledBlocks:
             self.forwards = [torch.compile(each.forward, **arguments_of(settings)) for each in self.blocks]
             self.compiled_for = settings
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
-        hooks = Hooks()
-        for block, forward in zip(self.blocks, self.forwards, strict=True):
-            hooks.replace(block, "forward", partial(run, forward, seams_of(block)))
-        hooks.replace(F, "scaled_dot_product_attention", traceable_attention)
-        hooks.replace(RUNNING, "compiles", True)
-        try:
+        with Hooks() as hooks:
+            for block, forward in zip(self.blocks, self.forwards, strict=True):
+                hooks.replace(block, "forward", partial(run, forward, seams_of(block)))
+            hooks.replace(F, "scaled_dot_product_attention", traceable_attention)
+            hooks.replace(RUNNING, "compiles", True)
             yield
-        finally:
-            hooks.remove()
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:

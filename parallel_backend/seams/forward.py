@@ -60,10 +60,8 @@ class Forward:
     finished: dict[object, torch.Tensor] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
-    # By method and arguments, what `TokenLayout` has counted of the segments' tokens.
-    counts: dict[tuple, Any] = field(default_factory=dict)
-    # By name, an argument of the blocks and this rank's part of it, see `once`.
-    sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    # What is computed once, see `once`.
+    known: dict[object, Any] = field(default_factory=dict)
     # How many kept keys the running block was given.
     kept: int = 0
     # Whether an argument had an entry for each frame or token. The model may use it to modulate its output, too.
@@ -73,11 +71,12 @@ class Forward:
     # Deferred work of the running block.
     deferred: list[Deferred] = field(default_factory=list)
 
-    def once(self, name: str, compute: Callable[[], Any], whole: Any = None) -> Any:
-        """Computes something for the blocks only once. whole: of what; it is kept, so that its id stays valid."""
-        if name not in self.sides:
-            self.sides[name] = (whole, compute())
-        return self.sides[name][1]
+    def once(self, key: object, compute: Callable[[], Any]) -> Any:
+        """Computes something for all blocks once. They ask again and again, and the host must not keep a device
+        waiting."""
+        if key not in self.known:
+            self.known[key] = compute()
+        return self.known[key]
 
     def run_deferred(self) -> None:
         """Runs the deferred work while ranks exchange tensors."""

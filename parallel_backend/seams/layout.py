@@ -43,12 +43,11 @@ class TokenRange(NamedTuple):
 def once_a_forward(
     count: Callable[Concatenate[TokenLayout, Given], Counted],
 ) -> Callable[Concatenate[TokenLayout, Given], Counted]:
-    """Keeps what a method counts until the forward ends, since a length that is known does not change. Blocks ask for
-    the same counts again and again, and the host must not keep a device waiting."""
+    """Keeps what a method counts until the forward ends, since a length that is known does not change."""
 
     @functools.wraps(count)
     def counted(layout: TokenLayout, *args: Given.args, **kwargs: Given.kwargs) -> Counted:
-        known, key = layout.slot.forward.counts, (count, *args, *kwargs.values())
+        known, key = layout.slot.forward.known, (count, *args, *kwargs.values())
         if key not in known:
             known[key] = count(layout, *args, **kwargs)
         return known[key]
@@ -85,7 +84,7 @@ class TokenLayout:
     def learn(self, streams: Names, length: int, said: Said = SPEC) -> None:
         """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
         if that contradicts what is known, and for an image that cannot be split into patches."""
-        known, segments = self.forward.counts, self.forward.segments
+        known, segments = self.forward.known, self.forward.segments
         if known.get((TokenLayout.learn, streams)) == length:
             return
         unknown = [name for name in streams if name not in segments]

@@ -108,7 +108,7 @@ class ParallelVAE:
                 return call(whole)
         with axis.timeline.step(direction), bands.of(rows):
             with functions:
-                band = call(bands.cut_pixels(whole, scale_in))
+                band = call(bands.cut(whole, scale_in))
             if band.shape[ROWS] != bands.local_rows * scale_out:
                 raise RuntimeError(
                     f"{type(self.vae).__name__} returned {band.shape[ROWS]} rows for {bands.local_rows} latent rows; "
@@ -129,12 +129,10 @@ class ParallelVAE:
             "decode": (self.vae.decoder, self.decoded_shape, META),
             "encode": (self.vae.encoder, self.encoded_shape, self.device),
         }[direction]
-        tiles, hooks = SharedTiles(coder.forward, shape, device, self.bands.axis, check), Hooks()
-        hooks.replace(coder, "forward", tiles)
-        try:
+        tiles = SharedTiles(coder.forward, shape, device, self.bands.axis, check)
+        with Hooks() as hooks:
+            hooks.replace(coder, "forward", tiles)
             result = call(whole)
-        finally:
-            hooks.remove()
         tiles.finish(self.device)
         return None if self.bands.axis.index else result
 

@@ -72,7 +72,7 @@ class PipelineVAE:
         functions = BandFunctions(self.bands, self.kind, go_on, advice=ADVICE)
         with self.bands.of(rows):
             with functions:
-                result = call(self.bands.cut_pixels(whole, scale_in), *args, **options)
+                result = call(self.bands.cut(whole, scale_in), *args, **options)
             return self.join(result, scale_out)
 
     def join(self, result: Any, scale: int) -> Any:
@@ -89,7 +89,7 @@ class PipelineVAE:
                 f"{type(self.vae).__name__} returned {result.shape[ROWS]} rows for {self.bands.local_rows} latent "
                 f"rows; {scale} for each were expected."
             )
-        return self.bands.gather(result, scale, self.bands.rows * scale, result.shape[-1])
+        return self.bands.gather(result, scale, self.bands.rows * scale)
 
 
 def check_vae(vae: Any) -> VaeClass:

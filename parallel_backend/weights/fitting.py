@@ -18,12 +18,11 @@ OF_HOST = 0.9  # share of the host's free memory that weights may fill
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second that arrive at a rank: from the ranks that share its weights, and from the host's memory.
-    is_measured: False for assumed rates, those of PCIe 4.0 x16 where GPUs exchange through the host's memory."""
+    """Bytes per second that arrive at a rank: from the ranks that share its weights, and from the host's memory. Before
+    they are measured, those of PCIe 4.0 x16 are assumed, where GPUs exchange through the host's memory."""
 
     peers: float = 12 * GB
     host: float = 25 * GB
-    is_measured: bool = False
 
     def of(self, weights: str) -> float:
         return self.peers if weights == SHARED else self.host

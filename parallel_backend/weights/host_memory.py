@@ -32,11 +32,9 @@ class HostMemory:
     pinner: pins what has been allocated.
     """
 
-    def __init__(
-        self, size: int, shared: SharedMemory | None = None, place: int = 0, writers: int = 1, copies: int = 1
-    ) -> None:
+    def __init__(self, size: int, shared: SharedMemory | None = None) -> None:
         self.size, self.shared = size, shared
-        self.place, self.writers, self.copies = place, writers, copies
+        self.place, self.writers, self.copies = 0, 1, 1
         self.mapped: torch.Tensor | None = None
         self.pinner: Pinner | None = None
 

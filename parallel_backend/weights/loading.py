@@ -64,25 +64,23 @@ def load_weights(
     model: torch.nn.Module,
     source: ModelSource,
     device: torch.device,
-    check: Check = go_on,
     but: Collection[str] = (),
 ) -> None:
-    """Reads the model's weights, and no others, onto `device`. Raises ModelFileError, or what `check` raises. but:
-    names of parameters that have their values already."""
+    """Reads the model's weights, and no others, onto `device`. Raises ModelFileError. but: names of parameters that
+    have their values already."""
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
-    tensors = read_tensors(source, {name: tensor.shape for name, tensor in wanted.items()}, check)
+    tensors = read_tensors(source, {name: tensor.shape for name, tensor in wanted.items()})
     for name in read_ahead(list(tensors), lambda name: [tensors[name]]):
-        check()  # the file's pages may be read only at this point
         tensors[name] = tensors[name].to(device, loaded_dtype(model, name, source))
     model.load_state_dict(tensors, strict=not but, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
 
 
-def read_tensors(source: ModelSource, wanted: dict[str, torch.Size], check: Check = go_on) -> dict[str, torch.Tensor]:
+def read_tensors(source: ModelSource, wanted: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
     """Reads the wanted tensors by parameter name. They are views of the files' pages, which ranks share.
 
     wanted: the shapes of the parameters.
-    Raises ModelFileError if a tensor is missing or has another shape, or what `check` raises.
+    Raises ModelFileError if a tensor is missing or has another shape.
     """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -91,7 +89,6 @@ def read_tensors(source: ModelSource, wanted: dict[str, torch.Size], check: Chec
             with safe_open(path, framework="pt") as file:
                 stored = set(file.keys())
                 for name in (name for name in wanted if name in stored):
-                    check()
                     shapes[name] = tuple(file.get_slice(name).get_shape())
                     if shapes[name] == wanted[name]:
                         tensors[name] = file.get_tensor(name)

@@ -84,14 +84,12 @@ class Parking:
         parts = ((name, part) for name, tensor in every for part in list_plain_tensors(tensor))
         return [(name, part.nbytes) for name, part in parts if part.device == self.device]
 
-    def copy(self, memory: HostMemory | None = None) -> None:
+    def copy(self, memory: HostMemory) -> None:
         """Copies this rank's part of the weights to RAM. They stay on the device, too. memory: from `agree_on_memory`.
-        Without it, this rank uses its own. Raises RequestError if there is too little RAM."""
+        Raises RequestError if there is too little RAM."""
         self.pieces = self.cut()
         self.emptied = [(tensor.untyped_storage(), tensor.untyped_storage().nbytes()) for tensor in self.scratch]
         total = end_of(self.pieces)
-        last = self.memory if self.memory and self.memory.size == total and self.memory.writers == 1 else None
-        memory = memory or last or HostMemory(total)
         sizes = [piece.size for piece in self.pieces]
         if is_new := memory is not self.memory or [len(host) for host in self.host] != sizes:
             self.memory, self.host = None, []
@@ -118,11 +116,6 @@ class Parking:
     def sizes(self) -> Iterator[tuple[torch.UntypedStorage, int]]:
         """Yields every storage that parking empties, and its bytes while it is filled."""
         yield from chain(*(piece.storages for piece in self.pieces), self.emptied)
-
-    def restore(self) -> None:
-        """Puts the weights back for good. Raises torch.OutOfMemoryError, and then they stay parked."""
-        self.fill_device()
-        self.end()
 
     def fill_device(self) -> None:
         """Puts the weights back and keeps the copy, so that `free_device` can free the device again. Raises

@@ -180,7 +180,7 @@ class WeightPlacement:
         if key not in self.links:
             peers = peer_rate(ranks.replicas(plan), device) if plan.replicas > 1 else 0
             rates = gather_numbers((peers, host_rate(device)), ranks.control_group)
-            self.links[key] = Links(*(float(min(each)) for each in zip(*rates, strict=True)), is_measured=True)
+            self.links[key] = Links(*(float(min(each)) for each in zip(*rates, strict=True)))
         return self.links[key]
 
     def describe(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
@@ -188,13 +188,14 @@ class WeightPlacement:
 
         working: an estimate of a forward's memory beside the weights, 0 before the first forward.
         seconds: how long a forward's weights take on the link.
-        pinned, unpinned: rank 0's bytes of RAM for them. pinning: the seconds that it took.
+        unpinned: rank 0's bytes of RAM for them that the system does not let it pin.
         """
         plan, sizes = self.decided, model.sizes
         if plan is None or plan.weights not in FETCHED:
             return {"kind": WHOLE}
         links = self.measure_links(ranks, plan, model.mesh.device)
         stages = sizes.by_stage(plan)
+        pinner = model.fetched.store and model.fetched.store.pinner
         return {
             "kind": plan.weights,
             "blocks": max(len(fetched_places(stage, plan)) for stage in stages),
@@ -205,17 +206,8 @@ class WeightPlacement:
             "fetched": sizes.count_fetched_bytes(plan),
             "seconds": estimate_fetch_seconds(plan, sizes, links),
             "link": links.of(plan.weights),
-            "is_measured": links.is_measured,
-            **describe_pinning(model.fetched.store),
+            "unpinned": pinner.refused if pinner else 0,
         }
-
-
-def describe_pinning(store: Store | None) -> dict[str, Any]:
-    """Describes the pinned memory of a store for the status. Empty where none can be pinned."""
-    pinner = store.pinner if store else None
-    if pinner is None or not pinner.seconds:
-        return {}
-    return {"pinned": pinner.pinned, "unpinned": pinner.refused, "pinning": pinner.seconds}
 
 
 def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan, only_free: bool = False) -> WeightRoom:

@@ -111,11 +111,11 @@ class HostStore(Store):
 
     kind = HOST
 
-    def __init__(self, sizes: Sequence[int], device: torch.device, memory: HostMemory | None = None) -> None:
-        """sizes: the flat size of every block. memory: has `total` bytes. Without it, the rank allocates its own."""
+    def __init__(self, sizes: Sequence[int], device: torch.device, memory: HostMemory) -> None:
+        """sizes: the flat size of every block. memory: has `total` bytes."""
         super().__init__(device)
         self.offsets = [0, *itertools.accumulate(map(whole_pages, sizes))]
-        self.memory = memory or HostMemory(self.total(sizes))
+        self.memory = memory
         self.copy = copier(device)
 
     @staticmethod

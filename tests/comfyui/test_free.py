@@ -45,10 +45,11 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
     held = model.state_dict()
     right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
     parked = parking.Parking(model, torch.device("cpu"))
-    parked.copy()
+    parked.copy(HostMemory(parked.size))
     parked.free_device()
     assert {tensor.untyped_storage().nbytes() for tensor in held.values()} == {0}
-    parked.restore()
+    parked.fill_device()
+    parked.end()
     for name, (values, strides) in right.items():
         assert held[name].float().equal(values.float()), name
         assert held[name].stride() == strides
@@ -60,8 +61,10 @@ def test_weights_stay_where_they_are_if_ram_is_too_short_for_them() -> None:
     model = FAMILIES["dit"].build()
     right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parked = parking.Parking(model, torch.device("cpu"))
+    memory = HostMemory(parked.size)
+    memory.copies = 1 << 30
     with pytest.raises(RequestError, match=r"Parking takes .* times on this machine.*\n\nSet on_free to unload"):
-        parked.copy(HostMemory(parked.size, copies=1 << 30))
+        parked.copy(memory)
     assert not parked.is_parked
     assert all(tensor.equal(right[name]) for name, tensor in model.state_dict().items())
 

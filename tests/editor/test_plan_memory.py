@@ -17,7 +17,7 @@ STAGES = "the plan pipefusion=2 × 2 patches, 1 sync"
 ROUTE = "**/paralleldit/plan"
 SAVED = f"() => {PLAN_NODE}.serialize().size"
 LATENT = {"width": 1024, "height": 1024}
-MEASURED = {"kind": "host", "link": 2e10, "is_measured": True}
+MEASURED = {"kind": "host", "link": 2e10}
 FLUX = 22.2  # GiB in bf16: 11.9 billion weights
 # In 57 blocks; two blocks of two streams, which are the largest, are the buffers that others come to.
 LARGEST = 0.633

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.calls import Call, Pass, kind_of
+from parallel_backend.groups.calls import Call, Pass
 from parallel_backend.groups.collectives import collect
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.parallel_model import BATCH_DIM, map_tensors
@@ -84,7 +84,7 @@ class FamilyModel(DiffusersModel):
             if not self.link or self.link.is_last:
                 local = latents[:0].to(self.mesh.device, self.dtype) if local is None else local
                 whole = collect(local, BATCH_DIM, len(latents), axis)
-            found: Any = self.return_to_first(None if whole is None else [whole], [kind_of([latents], len(latents))])
+            found: Any = self.return_to_first(None if whole is None else [whole], [(len(latents), *calls[0].kind)])
             return found and found[0]
 
     def predict_rows(

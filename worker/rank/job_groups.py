@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.compat import error_of
-from parallel_backend.device import can_be_aborted, is_accelerator
+from parallel_backend.device import has_cuda, is_accelerator
 from parallel_backend.errors import GroupError
 from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.communicators import Communicator, list_replicas
@@ -116,7 +116,7 @@ class JobGroups:
     def can_be_cut(self) -> bool:
         """Whether groups can be cut. gloo and xccl cannot abort. gloo's sockets can be shut down if the system lists
         them."""
-        has_way = self.device.type == CPU.type or can_be_aborted(self.device)
+        has_way = self.device.type == CPU.type or has_cuda(self.device)
         return dist.get_world_size() == 1 or has_way and os.path.isdir(SOCKETS)
 
     def cut(self, job: int) -> None:
@@ -124,7 +124,7 @@ class JobGroups:
         with self.lock:
             if job != self.job:
                 return
-            groups = self._groups() if can_be_aborted(self.device) else []
+            groups = self._groups() if has_cuda(self.device) else []
             # All at a time, because one's abort may wait for another's kernel (pytorch #119797).
             with ThreadPoolExecutor(max(1, len(groups)), "paralleldit-abort") as pool:
                 list(pool.map(lambda group: group.abort(), groups))

@@ -68,43 +68,18 @@ class BandFunctions(TorchFunctionMode):
             self.convolutions += 1
             if self.convolutions % CHECK_EVERY == 0:
                 self.check()
-        if not self.bands.rows or self.bands.is_undivided:
+        if not self.bands.rows:
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
-    def convolve(
-        self,
-        func: Run,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> torch.Tensor:
-        def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
-            return func(rows, weight, bias, stride, padded, dilation, groups)
+    def convolve(self, func: Run, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        given = {"stride": 1, "padding": 0, "dilation": 1, **options}
+        given |= zip(CONVOLUTIONS[func], args, strict=False)
 
-        return self.with_borders(run, band, weight, stride, padding, dilation)
+        def run(rows: torch.Tensor, padding: Any) -> torch.Tensor:
+            return func(rows, weight, **{**given, "padding": padding})
 
-    def convolve_by_cudnn(
-        self,
-        func: Run,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        padding: Any,
-        stride: Any,
-        dilation: Any,
-        *more: Any,
-        **options: Any,
-    ) -> torch.Tensor:
-        """Some layers call cuDNN directly where torch's own choice takes too much memory."""
-
-        def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
-            return func(rows, weight, padded, stride, dilation, *more, **options)
-
-        return self.with_borders(run, band, weight, stride, padding, dilation)
+        return self.with_borders(run, band, weight, given["stride"], given["padding"], given["dilation"])
 
     def with_borders(
         self, run: Run, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
@@ -180,7 +155,7 @@ class BandFunctions(TorchFunctionMode):
         bias: torch.Tensor | None = None,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis, self.bands.local_rows > 0)
+        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis)
 
     def batch_norm(self, func: Run, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("training") or any(args[4:5]):
@@ -278,15 +253,16 @@ class BandFunctions(TorchFunctionMode):
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
         if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
             raise self.refusal(f"noise of shape {tuple(shape)}")
-        shape[ROWS] = self.bands.whole_rows(shape[ROWS])
-        return self.bands.part(func(shape, **options))
+        scale = shape[ROWS] // self.bands.local_rows
+        shape[ROWS] = scale * self.bands.rows
+        return self.bands.cut(func(shape, **options), scale)
 
     def draw_like(self, _func: Run, band: torch.Tensor, **options: Any) -> torch.Tensor:
         return self.draw(torch.randn, band.shape, **{"dtype": band.dtype, "device": band.device, **options})
 
     def count(self, func: Callable[[torch.Tensor], int], band: torch.Tensor) -> int:
         found = func(band)
-        return self.bands.whole_rows(found) if self.traits.whole_sizes and band.ndim > 3 else found
+        return found // self.bands.local_rows * self.bands.rows if self.traits.whole_sizes and band.ndim > 3 else found
 
     def refusal(self, what: str) -> RequestError:
         return RequestError(f"The {self.model} has {what}, which cannot be split over ranks.", self.advice)
@@ -300,11 +276,15 @@ def of_rows(value: Any, band: torch.Tensor) -> int:
     return value if isinstance(value, int) else value[ROWS] if len(value) == band.ndim - 2 else value[0]
 
 
-CONVOLUTIONS = (F.conv2d, F.conv3d, torch.cudnn_convolution)
+# What they take by position, behind the weight. Some layers call cuDNN, where torch's choice takes too much memory.
+USUAL = ("bias", "stride", "padding", "dilation", "groups")
+CONVOLUTIONS: Mapping[Callable, tuple[str, ...]] = {
+    F.conv2d: USUAL,
+    F.conv3d: USUAL,
+    torch.cudnn_convolution: ("padding", "stride", "dilation", "groups", "benchmark", "deterministic", "allow_tf32"),
+}
 HANDLERS: Mapping[Callable, Callable[..., Any]] = {
-    F.conv2d: BandFunctions.convolve,
-    F.conv3d: BandFunctions.convolve,
-    torch.cudnn_convolution: BandFunctions.convolve_by_cudnn,
+    **dict.fromkeys(CONVOLUTIONS, BandFunctions.convolve),
     F.conv_transpose2d: BandFunctions.deconvolve,
     F.conv_transpose3d: BandFunctions.deconvolve,
     F.pad: BandFunctions.pad,

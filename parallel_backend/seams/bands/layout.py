@@ -36,26 +36,29 @@ class RowLayout(TokenLayout):
         self.count = levels
         self.levels: list[Level] = []
 
-    def begin(self, height: int, width: int) -> None:
-        """Begins a forward of latents with these sides.
+    def begin(self, height: int, width: int) -> bool:
+        """Begins a forward of latents with these sides. Returns whether their rows are shared.
 
-        Latents as narrow as a pixel of the last level are not shared: several levels of a band could have as many
-        pixels, and could not be told apart.
+        They are not if the last level has fewer rows than there are ranks, or if they are as narrow as one of its
+        pixels: then several levels of a band could have as many pixels, and could not be told apart.
         """
         strides = [2**level for level in range(self.count)]
         self.levels = [Level(-(-height // stride), -(-width // stride), strides[-1] // stride) for stride in strides]
-        self.bands.begin(self.levels[-1].height, is_undivided=width <= strides[-1] // 2)
+        if self.levels[-1].height < self.axis.degree or width <= strides[-1] // 2:
+            return False
+        self.bands.rows = self.levels[-1].height
+        return True
 
     def local_rows(self, level: Level) -> int:
-        """Returns the rows of this rank's band. Zeros count, if it has no other."""
-        return self.bands.level_sizes(level.scale, level.height)[self.axis.index] or level.scale
+        """Returns the rows of this rank's band."""
+        return self.bands.level_sizes(level.scale, level.height)[self.axis.index]
 
     def cut_rows(self, whole: torch.Tensor, times: int = 1) -> torch.Tensor:
         """Returns this rank's band of a tensor that has the sides of a level, or sides as many times as long. Raises
         RequestError for another one."""
         for level in self.levels:
             if tuple(whole.shape[ROWS:]) == (times * level.height, times * level.width):
-                return self.bands.cut(whole, times * level.scale)
+                return self.bands.cut(whole, times * level.scale).contiguous()
         raise RequestError(
             f"A tensor of shape {tuple(whole.shape)} has the rows of no level of the model.", WITHOUT_BANDS
         )
@@ -72,13 +75,13 @@ class RowLayout(TokenLayout):
     def gather_rows(self, band: torch.Tensor) -> torch.Tensor:
         """The inverse of `cut_rows`, on every rank. Raises RequestError for a tensor of no level."""
         level = self.levels[int(self.stream_of(band.shape[ROWS:].numel()))]
-        return self.bands.gather(band, level.scale, level.height, level.width)
+        return self.bands.gather(band, level.scale, level.height)
 
     def gather_pixels(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the tokens (B, H, tokens, D) of all pixels of the level of which this rank has these."""
         level = self.levels[int(self.stream_of(own.shape[-2]))]
         rows = own.unflatten(-2, (-1, level.width)).flatten(-2)
-        whole = self.bands.gather(rows, level.scale, level.height, rows.shape[-1])
+        whole = self.bands.gather(rows, level.scale, level.height)
         return whole.unflatten(-1, (level.width, -1)).flatten(-3, -2)
 
     def cut_pixels(self, whole: torch.Tensor) -> torch.Tensor:

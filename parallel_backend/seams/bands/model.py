@@ -64,7 +64,9 @@ class BandedModel:
         latents = values[self.latents]
         if latents.ndim != LATENT_DIMS:
             raise RequestError(f"{name} was given latents of shape {tuple(latents.shape)}.", WITHOUT_BANDS)
-        self.layout.begin(*latents.shape[2:])
+        if not self.layout.begin(*latents.shape[2:]):
+            self.layout.slot.has_all_tokens = True  # every rank computes all of it
+            return args, kwargs
         for each, times in self.times.items():
             cut = self.layout.cut_residual if each == CONTROL else partial(self.layout.cut_rows, times=times)
             values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
@@ -84,7 +86,7 @@ class BandedModel:
         try:
             return tree_map_only(torch.Tensor, self.layout.gather_rows, output)
         finally:
-            self.layout.bands.end()
+            self.layout.bands.rows = 0
 
 
 def share_rows(
@@ -119,8 +121,4 @@ def attend_pixels(
         raise RequestError(f"{path} attends under a mask, or to other pixels than its own.", WITHOUT_BANDS)
     streams = (layout.stream_of(query.shape[-2]),)
     with without_function_modes():
-        if layout.bands.local_rows:
-            return attention(path, streams, query, key, value, attn_mask, *args, **more)
-        no_query, no_key, no_value = (each.narrow(-2, 0, 0) for each in (query, key, value))
-        attention(path, streams, no_query, no_key, no_value, attn_mask, *args, **more)
-        return torch.zeros_like(query)
+        return attention(path, streams, query, key, value, attn_mask, *args, **more)

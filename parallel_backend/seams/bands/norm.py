@@ -23,14 +23,12 @@ def band_group_norm(
     bias: torch.Tensor | None,
     eps: float,
     axis: Axis,
-    counts: bool = True,
 ) -> torch.Tensor:
-    """`F.group_norm` of this rank's band (B, C, …), with the mean and variance of all ranks' rows. counts: whether the
-    band's rows belong to the picture."""
+    """`F.group_norm` of this rank's band (B, C, …), with the mean and variance of all ranks' rows."""
     # Attention leaves channels last. torch's norm restores their order, and the next convolutions depend on it.
     band_BC = band_BC.contiguous()
     batch, channels = band_BC.shape[:2]
-    mean_BG, variance_BG = statistics(band_BC.reshape(batch, groups, -1), axis, counts)
+    mean_BG, variance_BG = statistics(band_BC.reshape(batch, groups, -1), axis)
     # A batch norm with given statistics is a fused kernel that applies them. The batch counts as channels, because each
     # image has its own statistics.
     mean, variance = (value.repeat_interleave(channels // groups, 1).flatten() for value in (mean_BG, variance_BG))
@@ -39,7 +37,7 @@ def band_group_norm(
     return F.batch_norm(joined, mean, variance, scale, shift, training=False, eps=eps).reshape(band_BC.shape)
 
 
-def statistics(band_BGN: torch.Tensor, axis: Axis, counts: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+def statistics(band_BGN: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns mean and (biased) variance of each group over all ranks, in fp32, merged from each rank's own.
 
     Each rank sums squared deviations from its own mean, which avoids cancellation (Chan et al., 1979).
@@ -52,7 +50,6 @@ def statistics(band_BGN: torch.Tensor, axis: Axis, counts: bool = True) -> tuple
         squares.append((part - means[-1].unsqueeze(-1)).square_().sum(-1))
     mean_BG, square_BG = (each[0] if len(each) == 1 else torch.cat(each, 1) for each in (means, squares))
     local = torch.stack((mean_BG, square_BG, torch.full_like(mean_BG, band_BGN.shape[2])))
-    local = local if counts else torch.zeros_like(local)
     mean, square, count = gather(local.unsqueeze(0), 0, axis.degree, axis.evenly).unbind(1)
     total = count.sum(0)
     whole_mean = (mean * count).sum(0) / total

@@ -22,20 +22,19 @@ class RowBands:
     """The split of a picture's rows over the ranks of an axis, by `Axis.sizes`.
 
     What is split are the rows of the level with the fewest: a VAE's latent, or a UNet's middle. At every other level a
-    band has this rank's rows there, times the level's scale. The last band has the rows that are left.
-
-    A rank without rows computes rows of zeros, as many as a row of that level has elsewhere. Nobody reads them.
+    band has this rank's rows there, times the level's scale. The last band has the rows that are left. Every rank has
+    rows: callers split nothing that has fewer rows than there are ranks.
     """
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
         self.rows = 0  # of the level with the fewest; 0 while nothing is split
-        self.is_undivided = False  # whether the first rank has all of them
+        self.is_first, self.is_last = axis.index == 0, axis.index == axis.degree - 1
 
     @property
     def sizes(self) -> list[int]:
         """Each rank's rows."""
-        return [self.rows, *[0] * (self.axis.degree - 1)] if self.is_undivided else self.axis.sizes(self.rows)
+        return self.axis.sizes(self.rows)
 
     @property
     def local_rows(self) -> int:
@@ -44,83 +43,30 @@ class RowBands:
     @property
     def smallest(self) -> int:
         """The rows of the smallest band."""
-        return min(filter(None, self.sizes))
-
-    @property
-    def previous(self) -> int | None:
-        """The index of the rank with the rows above. None at the border of the whole, and on a rank without rows."""
-        others = [index for index, size in enumerate(self.sizes[: self.axis.index]) if size]
-        return others[-1] if others and self.local_rows else None
-
-    @property
-    def following(self) -> int | None:
-        """Likewise, with the rows below."""
-        first = self.axis.index + 1
-        others = [first + place for place, size in enumerate(self.sizes[first:]) if size]
-        return others[0] if others and self.local_rows else None
-
-    @property
-    def is_first(self) -> bool:
-        return self.previous is None
-
-    @property
-    def is_last(self) -> bool:
-        return self.following is None
+        return min(self.sizes)
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
         """While entered, the layers treat their input as this rank's band of a picture with this many rows."""
-        self.begin(rows)
+        self.rows = rows
         try:
             yield
         finally:
-            self.end()
-
-    def begin(self, rows: int, is_undivided: bool = False) -> None:
-        self.rows, self.is_undivided = rows, is_undivided
-
-    def end(self) -> None:
-        self.rows = 0
-
-    def whole_rows(self, rows: int) -> int:
-        """Returns the rows of the whole, at the level where this rank's band has this many rows."""
-        return rows // self.local_rows * self.rows
-
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's band of a tensor with all rows."""
-        scale = whole.shape[ROWS] // self.rows
-        start = sum(self.sizes[: self.axis.index])
-        return whole.narrow(ROWS, start * scale, self.local_rows * scale)
+            self.rows = 0
 
     def level_sizes(self, scale: int, rows: int) -> list[int]:
-        """Returns each rank's rows at the level of this scale, where the whole has `rows`."""
-        if self.is_undivided:
-            return [rows, *[0] * (self.axis.degree - 1)]
-        ends = [0, *(min(rows, scale * sum(self.sizes[: index + 1])) for index in range(self.axis.degree))]
+        """Returns each rank's rows at the level of this scale, where the whole has `rows`. The last rank has those that
+        are left."""
+        ends = [0, *(min(rows, scale * sum(self.sizes[:index])) for index in range(1, self.axis.degree)), rows]
         return [stop - start for start, stop in pairwise(ends)]
 
     def cut(self, whole: torch.Tensor, scale: int) -> torch.Tensor:
         """Returns this rank's band of a tensor at the level of this scale."""
         sizes = self.level_sizes(scale, whole.shape[ROWS])
-        if not self.local_rows:
-            return whole.new_zeros((*whole.shape[:ROWS], scale, *whole.shape[ROWS + 1 :]))
-        return whole.narrow(ROWS, sum(sizes[: self.axis.index]), sizes[self.axis.index]).contiguous()
+        return whole.narrow(ROWS, sum(sizes[: self.axis.index]), sizes[self.axis.index])
 
-    def cut_pixels(self, whole: torch.Tensor, scale: int) -> torch.Tensor:
-        """Returns this rank's band of a tensor with so many rows for each of the level with the fewest. The last band
-        has the rows that are left, too."""
-        sizes = [size * scale for size in self.sizes]
-        sizes[-1] += whole.shape[ROWS] - sum(sizes)
-        return whole.split(sizes, ROWS)[self.axis.index]
-
-    def gather(self, band: torch.Tensor, scale: int, rows: int, width: int) -> torch.Tensor:
-        """The inverse of `cut`: returns all `rows` rows of that level, on every rank. width: of a row, in numbers."""
-        if self.is_undivided:
-            whole = band if self.local_rows else band.new_empty((*band.shape[:ROWS], rows, width))
-            dist.broadcast(whole := whole.contiguous(), self.axis.global_rank(0), group=self.axis.group)
-            return whole
-        if not self.local_rows:
-            band = band.narrow(ROWS, 0, 0)
+    def gather(self, band: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
+        """The inverse of `cut`: returns all `rows` rows of that level, on every rank."""
         missing = scale * self.local_rows - band.shape[ROWS]
         if missing:
             band = torch.cat((band, band.new_zeros((*band.shape[:ROWS], missing, band.shape[-1]))), ROWS)
@@ -144,12 +90,12 @@ class BorderRows:
         self.below: torch.Tensor | None = None
         self.sent = first, last  # kept alive until they are delivered
         transfers = []
-        if bands.previous is not None:
-            previous = axis.global_rank(bands.previous)
+        if not bands.is_first:
+            previous = axis.global_rank(axis.index - 1)
             self.above = torch.empty_like(last)
             transfers += [(dist.isend, first, previous), (dist.irecv, self.above, previous)]
-        if bands.following is not None:
-            following = axis.global_rank(bands.following)
+        if not bands.is_last:
+            following = axis.global_rank(axis.index + 1)
             self.below = torch.empty_like(first)
             transfers += [(dist.isend, last, following), (dist.irecv, self.below, following)]
         self.timeline = axis.timeline

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
-from ...device import CPU, has_lse_kernels, nvidia_capability
+from ...device import CPU, has_cuda, nvidia_capability
 from ...groups.mesh import Axis
 from ..forward import ForwardSlot
 
@@ -114,7 +114,7 @@ def attention_with_lse(
     """
     if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
-    elif not has_lse_kernels(q_BhRD.device) or (q_BhRD.dtype == torch.bfloat16 and is_before_ampere(q_BhRD.device)):
+    elif not has_cuda(q_BhRD.device) or (q_BhRD.dtype == torch.bfloat16 and is_before_ampere(q_BhRD.device)):
         out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     else:
         out, lse = cuda_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)

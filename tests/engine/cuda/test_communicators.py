@@ -51,7 +51,7 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: tuple[int, int]) 
             built = groups.of_plan(plan)
             if plan.weights == SHARED:
                 groups.replicas(plan)
-            listed = [each for each in list_communicators(plan)[1:] if rank in each.ranks]
+            listed = [each for each in list_communicators(plan) if rank in each.ranks]
             own = [tuple(dist.get_process_group_ranks(group)) for group in groups._groups()]
             assert sorted(own) == sorted(each.ranks for each in listed), plan
             for ranks, each in connected:
@@ -96,8 +96,8 @@ def test_kernels_that_run_side_by_side_fit_a_card(
 
 def test_buffers_take_memory_where_ranks_exchange_something() -> None:
     """Of a message the receiver's card has most; who only sends has a page for each channel."""
-    link = Communicator(("link",), (0, 1), pairs=frozenset({(0, 1)}))
+    link = Communicator((0, 1), pairs=frozenset({(0, 1)}))
     assert link.count_bytes() == {0: 2 * (2 << 20), 1: 2 * (10 << 20)}
-    assert not Communicator(("default",), (0, 1)).count_bytes()
+    assert not Communicator((0, 1)).count_bytes()
     for degrees, weights, mebibytes in (({}, WHOLE, 0), ({"ulysses": 8}, WHOLE, 216), ({"ulysses": 8}, SHARED, 264)):
         assert count_communicator_bytes(ParallelPlan(**degrees, weights=weights)) == mebibytes << 20

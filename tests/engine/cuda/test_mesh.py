@@ -123,7 +123,7 @@ def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.05)
     work = SimpleNamespace(is_completed=is_completed)
     monkeypatch.setattr(dist, handshake.ALL_GATHER, lambda *_, **__: work)
-    one = Communicator(("all",), (0,), gathers=True)
+    one = Communicator((0,), gathers=True)
     with pytest.raises(GroupError, match=rf"of the ranks 0 cannot exchange data .*rank 0's, cpu.*{words}") as raised:
         handshake.shake_hands(dist.group.WORLD, CPU, one)
     assert "a firewall" in str(raised.value)

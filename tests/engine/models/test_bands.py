@@ -47,7 +47,7 @@ def test_a_tensor_with_the_rows_of_no_level_is_refused() -> None:
 
 def functions(index: int) -> BandFunctions:
     bands = RowBands(Axis(None, 2, index))
-    bands.begin(6)
+    bands.rows = 6
     return BandFunctions(bands, BandTraits(attends_over_rows=False, by_size=True), lambda: None, "model")
 
 

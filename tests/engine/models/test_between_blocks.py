@@ -17,7 +17,7 @@ EFFECT = 1e-2  # what the code changes at least
 PLANS = [{"ulysses": 2}, {"ring": 2}]
 # Of the calls of blocks, the share that ranks share, if not all: of a class whose blocks leave out text that does not
 # count, and the code sees it; of one whose first step of two runs whole.
-SHARES = {"mochi": 0, "hidream-o1": 0.5}
+SHARES = {"mochi": 0, "hidream-o1": 0.5, "sdxl-low": 0, "sdxl-narrow": 0}
 FIRST_ROWS = {model.model_class: row for row, model in reversed(CASES.items())}
 
 
@@ -31,7 +31,7 @@ ROWS = {
     row: PLANS[place % 2]
     for place, row in enumerate(row for name, row in FIRST_ROWS.items() if shares_tokens(name))
 }  # fmt: skip
-# Odd sides; bands of unequal height; more ranks than rows of the deepest level; too narrow to be shared.
+# Odd sides; bands of unequal height; too few rows for the ranks, or too narrow, to be shared.
 UNETS = {
     "sd15": {"ulysses": 2},
     "sd15-controlnet-odd": {"ring": 2, "speeds": [1, 0.4]},

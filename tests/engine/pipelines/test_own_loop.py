@@ -22,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def runs(ranks: RankPool) -> dict[int, list[tuple[dict[str, Any], Tensors]]]:
     """By world size, what each rank found, and its latents."""
-    return {world: ranks.run(world, "library.own_loop_ranks") for world in (4, 2)}
+    return {world: ranks.run(world, "library.own_loop_ranks") for world in (4, 3, 2)}
 
 
 @pytest.fixture(scope="module")

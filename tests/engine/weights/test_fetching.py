@@ -10,6 +10,7 @@ import torch
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.tensors import align, count_bytes, list_storages
@@ -111,10 +112,11 @@ def test_parking_frees_the_buffers_and_does_not_copy_them(places: list[int]) -> 
     rest = sum(align(held.nbytes) for name, held in model.named_parameters() if name not in going)
     assert parking.size == rest < everything
     for _ in range(2):
-        parking.copy()
+        parking.copy(HostMemory(parking.size))
         parking.free_device()
         assert not list_storages(model, CPU, [*parking.extra, *parking.scratch])
-        parking.restore()
+        parking.fill_device()
+        parking.end()
         assert is_right(model, fetched)
 
 

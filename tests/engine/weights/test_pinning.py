@@ -21,7 +21,6 @@ from parallel_backend.weights import read_ahead
 from parallel_backend.weights.flat_block import FlatBlock, Values
 from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.placement import describe_pinning
 from parallel_backend.weights.shared_memory import SharedMemory
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import PAGE
@@ -62,7 +61,7 @@ class Runtime:
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     found = Runtime()
-    monkeypatch.setattr(device, "can_pin", lambda _: True)
+    monkeypatch.setattr(device, "has_cuda", lambda _: True)
     monkeypatch.setattr(device, "make_current", found.make_current)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
     device.warn_of_refusal.cache_clear()
@@ -81,13 +80,12 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
     runtime.before = lambda number, *_: reads[min(number + 1, BLOCKS - 1)].wait(SECONDS) or pytest.fail("not read")
     model = Model()
     fetched = fetched_of(model)
-    store = HostStore(fetched.sizes, CPU)
+    store = HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes)))
     fetched.rearrange(range(BLOCKS), store, values)
     assert len(runtime.pinned) == BLOCKS
     assert runtime.threads == runtime.current and threading.current_thread().name not in runtime.threads
     total = sum(block.nbytes for block in store.blocks.values())
-    told = describe_pinning(store)
-    assert (told["pinned"], told["unpinned"]) == (total, 0) and told["pinning"] > 0
+    assert store.pinner and (store.pinner.pinned, store.pinner.refused) == (total, 0) and store.pinner.seconds > 0
     assert f"{total / 1e9:.1f} of {total / 1e9:.1f} GB of RAM pinned in" in str(store.pinner)
     assert is_right(model, fetched)
     fetched.rearrange((), None)
@@ -98,7 +96,7 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
 def test_no_two_pieces_share_a_page(runtime: Runtime) -> None:
     """Not even in memory that the rank has for itself, which may begin anywhere."""
     fetched = fetched_of(Model())
-    store = HostStore(fetched.sizes, CPU)
+    store = HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes)))
     fetched.rearrange(range(BLOCKS), store)
     spans = [range(start // PAGE, -(-(start + size) // PAGE)) for start, size in runtime.pinned.items()]
     pages = [page for span in spans for page in span]
@@ -113,12 +111,11 @@ def test_a_refusal_is_said_once_and_the_load_goes_on_unpinned(
         runtime.tried = 0
         model = Model()
         fetched = fetched_of(model)
-        store = HostStore(fetched.sizes, CPU)
+        store = HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes)))
         fetched.rearrange(range(BLOCKS), store)
         assert runtime.tried == runtime.fails_from + 1, "what comes after a refusal is not tried"
         sizes = [block.nbytes for block in store.blocks.values()]
-        told = describe_pinning(store)
-        assert (told["pinned"], told["unpinned"]) == (sum(sizes[:2]), sum(sizes[2:]))
+        assert store.pinner and (store.pinner.pinned, store.pinner.refused) == (sum(sizes[:2]), sum(sizes[2:]))
         assert is_right(model, fetched)
         del store, fetched, model
         gc.collect()

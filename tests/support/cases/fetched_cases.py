@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import torch
 
+from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.prefetcher import BlockPrefetcher, blocks_at
 from parallel_backend.weights.stores import Arrive, HostStore, Store
 
@@ -88,7 +89,7 @@ def fetched_of(model: Model) -> BlockPrefetcher:
 
 
 def host_store(fetched: BlockPrefetcher, is_late: bool = True) -> Told:
-    return Told(HostStore(fetched.sizes, CPU), is_late)
+    return Told(HostStore(fetched.sizes, CPU, HostMemory(HostStore.total(fetched.sizes))), is_late)
 
 
 def run(model: Model, fetched: BlockPrefetcher, x_BD: torch.Tensor) -> torch.Tensor | None:

@@ -103,6 +103,7 @@ PATCHES = [
     LoopCase("SD3", "UniPC", ParallelPlan(ring=2, patches=2)),
     LoopCase("SD3", "Euler", ParallelPlan(pipefusion=2, cfg=2)),
     LoopCase("Flux", "Euler", ParallelPlan(pipefusion=2, ulysses=2)),
+    LoopCase("Flux", "Euler", ParallelPlan(pipefusion=3)),
 ]
 
 

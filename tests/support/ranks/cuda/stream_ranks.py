@@ -126,7 +126,8 @@ def parking(rig: Rig) -> None:
         gather_numbers((0,), None)
         parked.free_device()
         with patch("parallel_backend.weights.parking.available_bytes", lambda left=left: left):
-            parked.restore()
+            parked.fill_device()
+            parked.end()
         gather_numbers((0,), None)
         rig.forward()
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.tensors import list_storages
 from tests.support.ranks.files.tiny_flux import call, differences
 from worker.comfyui.source import HostSource
@@ -46,10 +47,11 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
         setattr(module.get_submodule(path), own, torch.nn.Parameter(parameter.clone(), requires_grad=False))
     adapt(model)
     before, parking = call(model), model.parking
-    parking.copy()
+    parking.copy(HostMemory(parking.size))
     parking.free_device()
     left = sum(storage.nbytes() for storage in list_storages(module, CPU, parking.extra))
-    parking.restore()
+    parking.fill_device()
+    parking.end()
     return {"left when parked": left, "parked and restored": torch.equal(call(model), before)}
 
 

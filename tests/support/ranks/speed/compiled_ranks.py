@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
 from tests.support.cases.families import UNEVEN
 from tests.support.cases.pipefusion_cases import family_of
@@ -68,9 +69,10 @@ def compiled(model: Model, backend: Any) -> Iterator[None]:
 def parked_between(bench: Bench, plain: torch.Tensor | None, backend: Any) -> list[float]:
     """How far apart the last run is once the weights have been parked and are back; nothing on ranks without result."""
     parking = Parking(bench.model.model, torch.device("cpu"))
-    parking.copy()
+    parking.copy(HostMemory(parking.size))
     parking.free_device()
-    parking.restore()
+    parking.fill_device()
+    parking.end()
     with compiled(bench.model, backend):
         got = bench.runs[-1]()
     return [] if plain is None or got is None else [float((got - plain).norm() / plain.norm())]
