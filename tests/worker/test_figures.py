@@ -70,11 +70,12 @@ class Rank:
         board, timeline, (ours, theirs) = Board(1), Timeline(torch.device("cpu")), socket.socketpair()
         self.state = RankState(CARD)
         parking, decoder = SimpleNamespace(is_parked=False), SimpleNamespace(run="")
+        placement, mesh = SimpleNamespace(bringing=4 * GB), SimpleNamespace(plan=None)
         model: Any = SimpleNamespace(
-            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched=""
-        )
-        held: Any = SimpleNamespace(model=model, plan=None, placement=SimpleNamespace(bringing=4 * GB))
-        self.state.held = held
+            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched="", placement=placement,
+            mesh=mesh,
+        )  # fmt: skip
+        self.state.model = model
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)
         group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
         assert group

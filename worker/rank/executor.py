@@ -87,7 +87,7 @@ class Executor:
         """Drops the model if a job that ended early may have left it half changed. Drops everything if its
         communication was cut."""
         if outcome.kind == MEMORY:
-            self.state.crowded |= {each.plan.world_size for each in self.state.aside}
+            self.state.crowded |= {each.mesh.plan.world_size for each in self.state.aside}
         if outcome.kind in (FAILED, MEMORY):
             self.state.drop_all()
             self.groups.cut(job.id)
@@ -104,7 +104,7 @@ class Executor:
 
     def status(self) -> dict[str, Any]:
         """Returns what the control channel reports. Another thread reads it while a job runs."""
-        job, held = self.job, self.state.held
+        job, model = self.job, self.state.model
         return {
             "state": "busy" if job else "parked" if self.state.is_parked else "ready",
             "operation": job and job.operation.name,
@@ -113,7 +113,7 @@ class Executor:
             "pids": [place["pid"] for place in self.places],
             "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
-            "exchanges": exchanges_of(held and held.plan),
+            "exchanges": exchanges_of(model and model.mesh.plan),
             **self.heartbeat.status(),
             **self.state.loaded,
         }

@@ -183,7 +183,7 @@ class Job:
         rank, device = dist.get_rank(), self.state.device
         try:
             model = describe_model(self.operation, self.header, self.latents, self.state.model)
-            others = sum(each.model.resident_bytes for each in self.state.aside)
+            others = sum(each.resident_bytes for each in self.state.aside)
             return OutOfMemoryReport(
                 rank, self.operation, asked(lack), full, DeviceMemory.now(device), **model, others=others
             ).explanation

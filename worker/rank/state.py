@@ -18,12 +18,10 @@ from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.fitting import Links
-from parallel_backend.weights.placement import WeightPlacement
 
 from ..comfyui.model import hide_from_management
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
-from .aside import HeldModel
 from .memory.device_memory import memory_use, own_bytes, release_memory, resident_bytes
 from .memory.sensors import find_sensors
 from .model.host_model import HostModel
@@ -49,9 +47,9 @@ class RankState:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.outside = outside_bytes(device)  # before communicators and weights take theirs
-        self.held: HeldModel | None = None  # the model in use
+        self.model: HostModel | None = None  # in use
         self.links: dict[tuple[int, int], Links] = {}  # see `WeightPlacement`
-        self.aside: list[HeldModel] = []  # the earliest used first; their plans have as many ranks as the last one
+        self.aside: list[HostModel] = []  # the earliest used first; their plans have as many ranks as the last one
         # By the link to each, this rank's copies of files that are on another machine, see `copied_file.py`.
         self.copies: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
         self.crowded: set[int] = set()  # the numbers of ranks that lacked memory while a model was set aside
@@ -63,11 +61,6 @@ class RankState:
         self.read_sensors = find_sensors(device)
         self.publish()
 
-    @property
-    def model(self) -> HostModel | None:
-        held = self.held  # read once: another thread may ask
-        return held and held.model
-
     def reply(self) -> Header:
         """Returns what each reply says: whether there is a model in use, the key of the changes to its weights, and the
         sampling whose objects it has."""
@@ -78,9 +71,9 @@ class RankState:
             "run": model.decoder.run if model else "",
         }
 
-    def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> HeldModel:
-        placement = self.held.placement if self.held else WeightPlacement(self.links)
-        self.held = HeldModel(model, source, plan, placement)
+    def keep_model(self, model: HostModel) -> None:
+        source, plan, self.model = model.source, model.mesh.plan, model
+        model.placement.links = self.links
         self.loaded = {
             "model": source.model_class,
             "files": list(source.files),
@@ -88,7 +81,6 @@ class RankState:
             "weights": {},
         }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
-        return self.held
 
     def choose_model(self, source: HostSource, plan: ParallelPlan) -> None:
         """Sets the model aside if another one is asked for, and takes up the one that is, if it was set aside.
@@ -97,22 +89,22 @@ class RankState:
         released, because some of these ranks would lack their part.
         """
         self.release([each for each in self.aside if not can_stay(each, source, plan)])
-        held = self.held
-        if held and held.source == source:
+        model = self.model
+        if model and model.source == source:
             return
-        if held and can_stay(held, source, plan):
+        if model and can_stay(model, source, plan):
             # Parked weights are already in RAM. On the CPU, weights are pages of the files, which are soon read again.
-            is_there = is_accelerator(self.device) and not held.model.parking.is_parked
+            is_there = is_accelerator(self.device) and not model.parking.is_parked
             if is_there and plan.world_size not in self.crowded:
-                held.model.forget()
-                hide_from_management(held.model.patcher)
-                self.aside.append(held)
+                model.forget()
+                hide_from_management(model.patcher)
+                self.aside.append(model)
                 self.forget_model()
         for found in [each for each in self.aside if each.source == source]:
             self.aside.remove(found)
-            self.held = found
+            self.model = found
 
-    def release(self, models: Sequence[HeldModel]) -> list[str]:
+    def release(self, models: Sequence[HostModel]) -> list[str]:
         """Frees the memory of models that were set aside. Returns their names."""
         names = [each.source.name for each in models]
         self.aside[:] = [each for each in self.aside if each not in models]
@@ -128,9 +120,9 @@ class RankState:
         All ranks of the plan get the same answer. If the plan has fewer ranks than before, sharded weights do not
         suffice, because other ranks keep a part.
         """
-        if self.held is None or self.held.source != source:
+        model = self.model
+        if model is None or model.source != source:
             return None
-        model = self.held.model
         before = model.mesh.plan
         if before.world_size > plan.world_size and model.fetched.store:
             return None
@@ -149,7 +141,7 @@ class RankState:
         self.freeze_imports()
 
     def forget_model(self) -> None:
-        self.held, self.loaded = None, {}
+        self.model, self.loaded = None, {}
 
     def freeze_imports(self) -> None:
         """Lets no later collection scan the modules that a model's code has imported. Each takes a tenth of a second.
@@ -188,10 +180,10 @@ class RankState:
         """
         if seconds and time.monotonic() - self.published < seconds:
             return
-        models = [each.model for each in (self.held, *self.aside) if each]
+        models = [each for each in (self.model, *self.aside) if each]
         weights, resident = (sum(each.weight_bytes for each in models), sum(each.resident_bytes for each in models))
         figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
-        if self.held and (bringing := self.held.placement.bringing):
+        if self.model and (bringing := self.model.placement.bringing):
             figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
         self.figures, self.published = figures, time.monotonic()
 
@@ -211,8 +203,8 @@ class RankState:
         return bool(parkings) and all(parking.is_parked for parking in parkings)
 
 
-def can_stay(held: HeldModel, source: HostSource, plan: ParallelPlan) -> bool:
+def can_stay(model: HostModel, source: HostSource, plan: ParallelPlan) -> bool:
     """Whether a model may stay beside another one: all ranks have a part of both, and it is no other form of the same
     file."""
-    is_other_form = held.source != source and held.source.file == source.file
-    return held.plan.world_size == plan.world_size and not is_other_form
+    is_other_form = model.source != source and model.source.file == source.file
+    return model.mesh.plan.world_size == plan.world_size and not is_other_form

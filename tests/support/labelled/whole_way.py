@@ -26,7 +26,6 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.placement import WeightPlacement
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
@@ -35,7 +34,6 @@ from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
 from worker.launch.torchrun import COMFYUI_THREADS
 from worker.rank.agreement import Control
-from worker.rank.aside import HeldModel
 from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.channels.relay import FrameRelay
 from worker.rank.executor import Executor
@@ -93,8 +91,7 @@ class WholeWay:
         state = self.executor.state
         state.conditions.clear()
         self.waits.clear()
-        model = held(module)
-        state.held = HeldModel(model, model.source, module.mesh.plan, WeightPlacement())
+        state.model = held(module)
         if not dist.get_rank():
             self.session.known = KnownState()
 
@@ -185,4 +182,4 @@ def held(module: ParallelModel) -> HostModel:
     module.complete = controls.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
     parking = Parking(module.model, device)
-    return HostModel(source, patcher, module, parking, decoder, controls, {}, {}, {}, working_bytes=sys.maxsize)
+    return HostModel(source, source, patcher, module, parking, decoder, controls, {}, {}, {}, working_bytes=sys.maxsize)

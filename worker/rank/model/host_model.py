@@ -25,6 +25,7 @@ from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
@@ -48,9 +49,9 @@ from .control_networks import ControlNetworks, decode_control
 CPU = torch.device("cpu")
 
 
-@dataclass
+@dataclass(eq=False)
 class HostModel:
-    """source: the file.
+    """source: the file, as it was asked for. here: the same on this machine, which may be a copy.
     patcher: ComfyUI's own; it changes the weights and restores them.
     module: the model on the mesh.
     in_file: by name, the weights in the file's pages, as the file has them.
@@ -59,6 +60,7 @@ class HostModel:
     kernels: by name, those that nodes chose for attention under this plan; or why a rank cannot use it, in words."""
 
     source: HostSource
+    here: HostSource
     patcher: Any
     module: ParallelModel
     parking: Parking
@@ -72,11 +74,12 @@ class HostModel:
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
     inner: dict[Any, Hooks] = field(default_factory=dict)  # of networks inside of the model, by ComfyUI's patcher
+    placement: WeightPlacement = field(default_factory=WeightPlacement)
     patched: str = ""  # the key of the changes to the weights; empty for none
     working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
 
     @classmethod
-    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
+    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on, here: HostSource | None = None) -> HostModel:
         """Maps the file, whose pages the ranks of a machine share. `bring` then brings the weights. Runs no
         collectives. check: called between the steps; it may raise. Raises ModelFileError, PlanError, or what `check`
         raises."""
@@ -86,7 +89,8 @@ class HostModel:
         from ...comfyui.quantised_rows import QUANTISED
 
         SPLITS.update(QUANTISED)
-        model, in_pages, dtypes = map_model(source, check)
+        here = here or source
+        model, in_pages, dtypes = map_model(here, check)
         in_file = aliases(model, in_pages)
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
@@ -100,7 +104,7 @@ class HostModel:
         decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
         controls = ControlNetworks(model, lambda: module.mesh)
         module.complete = controls.complete
-        return cls(source, patcher, module, parking, decoder, controls, in_file, dict(uncast), uncast)
+        return cls(source, here, patcher, module, parking, decoder, controls, in_file, dict(uncast), uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -292,7 +296,7 @@ class HostModel:
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
         again = self.rewritten | others
-        in_file = self.in_file if all(name in self.in_file for name in again) else aliases(*map_model(self.source)[:2])
+        in_file = self.in_file if all(name in self.in_file for name in again) else aliases(*map_model(self.here)[:2])
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
