@@ -1,4 +1,5 @@
-"""The frames on the socket between ComfyUI and rank 0. Each has a JSON header and a safetensors payload.
+"""The frames on the socket between ComfyUI and rank 0. Each has a JSON header and the bytes of tensors, whose names,
+dtypes and shapes are in the header.
 
     magic 4s | version u16 | header length u32 | payload length u64 | header | payload     (big-endian)
 
@@ -21,14 +22,16 @@ import torch
 from ..engine import device as devices
 from ..errors import ConnectionClosed, Explained
 from .json_object import parse_object
-from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
+from .tensors import Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_pieces
 
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
-VERSION = 26
+VERSION = 27
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 NO_ROOM = "no room"  # the kind of an error for which ComfyUI's own model can run instead
 NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange something in a forward, for the status
 PREFIX = struct.Struct("!4sHIQ")
+TENSORS = "tensors"  # the field of a header that describes the frame's
+ALIGNMENT = 8  # of the tensors in a frame
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30
 SOCKET_BYTES = 1 << 16  # a larger frame goes through memory, if both sides have it
@@ -48,8 +51,8 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Piece]:
 
     Raises UnsendableError for what a frame cannot carry, before anything is sent.
     """
-    payload = to_buffers(tensors) if tensors else []
-    text = json.dumps(header).encode()
+    described, payload = to_pieces(tensors or {})
+    text = json.dumps({**header, TENSORS: described}).encode()
     text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
     length = sum(map(len, payload))
     if len(text) > MAX_HEADER or length > MAX_PAYLOAD:
@@ -132,7 +135,7 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
         raise ProtocolError(f"A frame of {len(body)} bytes announces {header_length + payload_length}.")
     try:
         header = parse_object(body[:header_length])
-        tensors = from_buffer(body[header_length:]) if payload_length else {}
+        tensors = from_buffer(header.pop(TENSORS, {}), body[header_length:])
     except ValueError as error:
         raise ProtocolError(f"A malformed frame: {error}.") from error
     return header, tensors
