@@ -56,7 +56,7 @@ def knock(endpoint: Endpoint) -> socket.socket:
 def connect_ranks(endpoint: Endpoint) -> float:
     """Connects both channels from another thread, and returns how many seconds it took until they were there."""
     connected: list[socket.socket] = []
-    ranks = threading.Thread(target=lambda: connected.extend(connect(channel)[0] for channel in ("job", "control")))
+    ranks = threading.Thread(target=lambda: connected.extend(connect(channel) for channel in ("job", "control")))
     began = time.monotonic()
     ranks.start()
     while not endpoint.accept(0.05):
@@ -183,7 +183,7 @@ def test_a_wrong_token_is_refused(endpoint: Endpoint, monkeypatch: pytest.Monkey
 
 
 def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
-    first, _ = connect("job")
+    first = connect("job")
     with pytest.raises(ConnectionError, match="cannot be reached"):
         connect("job")
     send_frame(endpoint.channels["job"], {"hello": "first"})

@@ -21,7 +21,7 @@ from ..launch.process import WorkerProcess, explain_silence, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
-from ..wire.job_channel import HostChannel
+from ..wire.job_channel import FRAMES, FrameMemory, HostChannel
 from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
 from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
@@ -80,7 +80,8 @@ class Session:
             endpoint = Endpoint(folder)
             try:
                 here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                environment = {**os.environ, **here, TOKEN: endpoint.token}
+                memory = FrameMemory.create()
+                environment = {**os.environ, **here, TOKEN: endpoint.token, FRAMES: memory.address}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
                 self._await_ranks(endpoint, check)
             finally:
@@ -89,7 +90,7 @@ class Session:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = HostChannel(endpoint.channels["job"], endpoint.memory)
+        self.job_channel = HostChannel(endpoint.channels["job"], memory if endpoint.has_memory else None)
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
         self.control = ControlClient(endpoint.channels["control"])

@@ -26,7 +26,7 @@ from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
 from ..launch.torchrun import DEVICE, is_one_machine, read_gpus
-from ..wire.endpoint import connect, connect_job
+from ..wire.endpoint import connect
 from ..wire.job_channel import RankChannel
 from ..wire.private_folder import EXPECTED, FOLDER, STORE
 from ..wire.protocol import Header, decode
@@ -112,7 +112,7 @@ def run() -> None:
     heartbeat = Heartbeat(rank, board, ask, state.memory, lambda: timeline.moves, cut, log.rotate)
     groups.connect_ahead(relay.group)
     heartbeat.start()
-    channel = connect_job(relay.memory) if rank == 0 else None
+    channel = RankChannel(connect("job", relay.memory is not None), relay.memory) if rank == 0 else None
 
     def emit(event: Header, tensors: Tensors) -> None:
         if channel:
@@ -120,7 +120,6 @@ def run() -> None:
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:
-        connection, _ = connect("control")
-        ControlServer(connection, executor.status, heartbeat.cancel).start()
+        ControlServer(connect("control"), executor.status, heartbeat.cancel).start()
     serve(channel, executor, relay)
     dist.destroy_process_group()

@@ -1,8 +1,8 @@
 """The socket in the group's folder at which ComfyUI waits for rank 0.
 
-Behind the handshake (`handshake.py`), a channel begins with a hello of rank 0, {"version", "channel", "memory"}, and a
-welcome of ComfyUI, {"version", "memory"}. The job channel's hello says where rank 0's memory is, and its welcome
-whether ComfyUI maps it. Both sides report different versions.
+Behind the handshake (`handshake.py`), a channel begins with a hello of rank 0, {"version", "channel", "has_memory"},
+and a welcome of ComfyUI, {"version"}. The job channel's hello says whether rank 0 maps the memory for frames. Both
+sides report different versions.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import socket
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at, patience
-from .job_channel import FrameMemory, RankChannel
 from .json_object import parse_object, to_bytes
 from .private_folder import FOLDER
-from .protocol import VERSION, Header, ProtocolError, check_version
+from .protocol import VERSION, ProtocolError, check_version
 
 SOCKET = "socket"
 CHANNELS = ("job", "control")
@@ -39,7 +37,7 @@ class Endpoint:
         self.token = secrets.token_hex(32)
         self.path = folder / SOCKET
         self.channels: dict[str, socket.socket] = {}
-        self.memory: FrameMemory | None = None
+        self.has_memory = False  # whether rank 0 maps the memory for frames
         self.other_version: ProtocolError | None = None
         self.is_over = threading.Event()
         self.server = HandshakeServer(listen_at(self.path), self.token, self._hear)
@@ -59,14 +57,12 @@ class Endpoint:
 
     def _hear(self, connection: socket.socket, link: Connection) -> None:
         hello = parse_object(link.recv_bytes(HELLO_BYTES))
-        channel, memory = hello["channel"], hello.get("memory")
+        channel = hello["channel"]
         if channel not in CHANNELS or self.channels.setdefault(channel, connection) is not connection:
             raise ValueError(f"the channel {channel!r:.40} is unknown, or was taken before")
-        if memory:
-            with contextlib.suppress(OSError, TypeError, ValueError):  # it goes without, through the socket
-                self.memory = FrameMemory.open(memory, self.token, writes=True)
+        self.has_memory = self.has_memory or hello["has_memory"]
         with contextlib.suppress(OSError):  # the first use of the channel will report it
-            link.send_bytes(to_bytes({"version": VERSION, "memory": self.memory is not None}))
+            link.send_bytes(to_bytes({"version": VERSION}))
         prepare(connection)
         try:
             check_version(hello["version"])
@@ -83,23 +79,16 @@ def prepare(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def connect_job(memory: FrameMemory | None) -> RankChannel:
-    """Connects the job channel. memory: for frames, if there is any. Raises what `connect` raises."""
-    connection, welcome = connect("job", memory.flow.address if memory else None)
-    return RankChannel(connection, memory if welcome["memory"] else None)
-
-
-def connect(channel: str, memory: Any = None) -> tuple[socket.socket, Header]:
-    """Connects rank 0's end of a channel. Returns the connection and ComfyUI's welcome. memory: where rank 0's is.
+def connect(channel: str, has_memory: bool = False) -> socket.socket:
+    """Connects rank 0's end of a channel. has_memory: whether this rank maps the memory for frames.
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
     path = Path(os.environ[FOLDER]) / SOCKET
     try:
         with connect_to(path) as link:
-            link.send_bytes(to_bytes({"version": VERSION, "channel": channel, "memory": memory}))
-            welcome = parse_object(link.recv_bytes(HELLO_BYTES))
-            check_version(welcome["version"])
-            return prepare(socket.socket(fileno=os.dup(link.fileno()))), welcome
+            link.send_bytes(to_bytes({"version": VERSION, "channel": channel, "has_memory": has_memory}))
+            check_version(parse_object(link.recv_bytes(HELLO_BYTES))["version"])
+            return prepare(socket.socket(fileno=os.dup(link.fileno())))
     except BROKEN_LINK as error:
         raise ConnectionError(f"ComfyUI cannot be reached at its socket {path}: {error}.") from error

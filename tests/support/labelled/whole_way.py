@@ -44,7 +44,7 @@ from worker.rank.serving import answer
 from worker.rank.state import RankState
 from worker.settings import Settings
 from worker.wire import protocol
-from worker.wire.job_channel import FrameMemory, HostChannel, RankChannel
+from worker.wire.job_channel import FRAMES, FrameMemory, HostChannel, RankChannel
 from worker.wire.private_folder import TOKEN as TOKEN_VARIABLE
 from worker.wire.protocol import decode
 from worker.wire.tensors import UnsendableError
@@ -69,6 +69,10 @@ class WholeWay:
         os.environ[TOKEN_VARIABLE] = TOKEN
         self.waits: Counter[str] = Counter()
         self.timeline = Timeline(device)
+        memory = FrameMemory.create()
+        given = [memory.address]
+        dist.broadcast_object_list(given)
+        os.environ[FRAMES] = given[0]
         self.relay = FrameRelay(device)
         rank, world = dist.get_rank(), dist.get_world_size()
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
@@ -79,11 +83,10 @@ class WholeWay:
         assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
         if not rank:
             ours, self.theirs = socket.socketpair()
-            memory = self.relay.memory
-            assert memory
-            self.channel = RankChannel(self.theirs, memory)
+            assert self.relay.memory
+            self.channel = RankChannel(self.theirs, self.relay.memory)
             self.group = WorkerGroup("cpu", folder)
-            self.session = session_on(HostChannel(ours, FrameMemory.open(memory.flow.address, TOKEN, writes=True)))
+            self.session = session_on(HostChannel(ours, memory))
             self.group.session = self.session
 
     def hold(self, module: ParallelModel) -> None:
