@@ -28,8 +28,9 @@ from worker.wire.protocol import (
     Header,
     ProtocolError,
     decode,
+    encode,
     receive_frame,
-    send_frame,
+    send_pieces,
 )
 from worker.wire.tensors import Buffer, Tensors
 from worker.wire.tree import pack
@@ -159,8 +160,8 @@ def test_what_no_frame_can_carry_is_refused_before_it_is_sent(monkeypatch: pytes
     sender, receiver = socket.socketpair()
     with sender, receiver:
         with pytest.raises(ValueError, match="Use a smaller batch"):
-            send_frame(sender, {}, {"x": DIT.inputs(1, 32, 32)[0]})
-        send_frame(sender, {"op": "status"})
+            send_pieces(sender, encode({}, {"x": DIT.inputs(1, 32, 32)[0]}))
+        send_pieces(sender, encode({"op": "status"}))
         assert decode(receive_frame(receiver))[0] == {"op": "status"}
 
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from tests.support.group.direct_group import DIT, DirectGroup, direct_on, source_of, wait_until
 from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
-from worker.rank.channels.heartbeat_link import HeartbeatLink, serve_heartbeats
+from worker.rank.channels.heartbeat_link import HeartbeatLink, serve_links
 from worker.rank.job_groups import open_socket
 from worker.wire.handshake import MAX_STRANGERS
-from worker.wire.private_folder import FOLDER, TOKEN, short_path
+from worker.wire.private_folder import CONTROL, FOLDER, TOKEN, short_path
 
 PATIENCE = 60.0
 SECONDS_TO_STOP = 20.0
@@ -76,7 +76,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.board, self.store = Board(2), dist.HashStore()
-        self.server = serve_heartbeats(self.board.hear, self.store)
+        self.server = serve_links(self.board.hear, self.store)[-1]
         self.link = HeartbeatLink(self.store)
 
 
@@ -136,7 +136,7 @@ def address_of(ranks: Ranks) -> Iterator[Any]:
     if isinstance(address, tuple):
         yield address
         return
-    with short_path(Path(os.environ[FOLDER]) / "heartbeat") as path:
+    with short_path(Path(os.environ[FOLDER]) / CONTROL) as path:
         yield path
 
 

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -83,24 +84,24 @@ class Session:
                 memory = FrameMemory.create()
                 environment = {**os.environ, **here, TOKEN: endpoint.token, FRAMES: memory.address}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
-                self._await_ranks(endpoint, check)
+                connection = self._await_ranks(endpoint, check)
             finally:
                 endpoint.close()
         except (OSError, ProtocolError) as error:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = HostChannel(endpoint.channels["job"], memory if endpoint.has_memory else None)
+        self.job_channel = HostChannel(connection, memory if endpoint.has_memory else None)
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
-        self.control = ControlClient(endpoint.channels["control"])
         self.answered = time.monotonic()  # when rank 0 last did
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
-    def _await_ranks(self, endpoint: Endpoint, check: Check) -> None:
+    def _await_ranks(self, endpoint: Endpoint, check: Check) -> socket.socket:
+        """Connects the control channel once the job channel is there, and returns the latter."""
         deadline = time.monotonic() + self.settings.start_seconds
         try:
-            while not endpoint.accept(POLL_SECONDS):
+            while not endpoint.accept(POLL_SECONDS) or endpoint.channel is None:
                 check()
                 if self.process.exited.is_set():
                     reason = self.process.reason().because("The worker group did not start. ")
@@ -111,6 +112,8 @@ class Session:
                         "If it only needs longer, raise start_seconds in the settings.",
                         self.process.log_tail(),
                     )
+            self.control = ControlClient(self.process.folder, endpoint.token)
+            return endpoint.channel
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self.process.stop()
             raise

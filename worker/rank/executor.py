@@ -36,7 +36,7 @@ def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, 
 
 @dataclass(eq=False)
 class Executor:
-    """Executes one request at a time. Another thread may call `status`.
+    """Executes one request at a time. Another thread may call `answer`.
 
     control: the groups by which ranks agree. groups: for all other communication. emit: sends an event of the running
     request to ComfyUI; called on rank 0 only. job: the running one.
@@ -102,8 +102,22 @@ class Executor:
         lengths, waits = zip(*self.timeline.steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
 
+    def answer(self, question: Header) -> Header:
+        """Answers ComfyUI from another thread while a job runs. It is an error if the question is unknown, or the
+        memory full: a job may use it up, and goes on without it."""
+        try:
+            match question:
+                case {"op": "status"}:
+                    return self.status()
+                case {"op": "cancel", "job": int(job)}:
+                    self.heartbeat.cancel(job)
+                    return {}
+        except MemoryError:
+            return {"error": f"Rank 0 has no memory for {question['op']!r}."}
+        return {"error": f"Rank 0 knows no question {question!r:.100}; restart ComfyUI."}
+
     def status(self) -> dict[str, Any]:
-        """Returns what the control channel reports. Another thread reads it while a job runs."""
+        """Returns what ComfyUI shows of the ranks."""
         job, model = self.job, self.state.model
         return {
             "state": "busy" if job else "parked" if self.state.is_parked else "ready",

@@ -32,9 +32,8 @@ from ..wire.private_folder import EXPECTED, FOLDER, STORE
 from ..wire.protocol import Header, decode
 from ..wire.tensors import Tensors, UnsendableError
 from .agreement import REFUSED, Control, Outcome
-from .channels.control_server import ControlServer
 from .channels.heartbeat import Board, Heartbeat
-from .channels.heartbeat_link import HeartbeatLink, serve_heartbeats
+from .channels.heartbeat_link import HeartbeatLink, serve_links
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
@@ -105,21 +104,24 @@ def run() -> None:
 
     relay = FrameRelay(device)
     board = Board(world)
-    if rank == 0 and world > 1:
-        serve_heartbeats(board.hear, store)
+
+    def hear(message: Header) -> Header:
+        """Hears on rank 0 a rank's beat, or ComfyUI's question, which comes once the job channel is there."""
+        return board.hear(message) if "rank" in message else executor.answer(message)
+
+    if rank == 0:
+        serve_links(hear, store)
     dist.barrier(relay.group)  # the server listens
     ask = HeartbeatLink(store).ask if rank else board.hear
     heartbeat = Heartbeat(rank, board, ask, state.memory, lambda: timeline.moves, cut, log.rotate)
     groups.connect_ahead(relay.group)
     heartbeat.start()
-    channel = RankChannel(connect("job", relay.memory is not None), relay.memory) if rank == 0 else None
 
     def emit(event: Header, tensors: Tensors) -> None:
         if channel:
             channel.send(event, tensors)
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
-    if channel:
-        ControlServer(connect("control"), executor.status, heartbeat.cancel).start()
+    channel = RankChannel(connect(relay.memory is not None), relay.memory) if rank == 0 else None
     serve(channel, executor, relay)
     dist.destroy_process_group()

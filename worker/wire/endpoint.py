@@ -1,8 +1,8 @@
 """The socket in the group's folder at which ComfyUI waits for rank 0.
 
-Behind the handshake (`handshake.py`), a channel begins with a hello of rank 0, {"version", "channel", "has_memory"},
-and a welcome of ComfyUI, {"version"}. The job channel's hello says whether rank 0 maps the memory for frames. Both
-sides report different versions.
+Behind the handshake (`handshake.py`), the job channel begins with a hello of rank 0, {"version", "has_memory"}, and a
+welcome of ComfyUI, {"version"}. has_memory: whether rank 0 maps the memory for frames. Both sides report different
+versions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from .private_folder import FOLDER
 from .protocol import VERSION, ProtocolError, check_version
 
 SOCKET = "socket"
-CHANNELS = ("job", "control")
 HELLO_BYTES = 4096
 BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
 
 
 class Endpoint:
-    """Listens until both channels of one worker group have connected. After that nobody can connect.
+    """Listens until the job channel of one worker group has connected. After that nobody can connect.
 
     The socket is 0600 in a 0700 folder. Besides, a rank has to know the session's random token.
     """
@@ -36,40 +35,41 @@ class Endpoint:
         """folder: of the group. Raises OSError."""
         self.token = secrets.token_hex(32)
         self.path = folder / SOCKET
-        self.channels: dict[str, socket.socket] = {}
+        self.channel: socket.socket | None = None
         self.has_memory = False  # whether rank 0 maps the memory for frames
         self.other_version: ProtocolError | None = None
-        self.is_over = threading.Event()
+        self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = HandshakeServer(listen_at(self.path), self.token, self._hear)
 
     def accept(self, seconds: float) -> bool:
-        """Waits up to `seconds` for connections. Returns whether every channel has connected. Raises ProtocolError for
-        ranks of another version."""
+        """Waits up to `seconds` for the channel. Returns whether it has connected. Raises ProtocolError for ranks of
+        another version."""
         self.is_over.wait(seconds)
         if self.other_version:
             raise self.other_version
         return self.is_over.is_set()
 
     def close(self) -> None:
-        """Stops listening and removes the socket. Accepted channels stay open."""
+        """Stops listening and removes the socket. An accepted channel stays open."""
         self.server.close()
         self.path.unlink(missing_ok=True)
 
     def _hear(self, connection: socket.socket, link: Connection) -> None:
         hello = parse_object(link.recv_bytes(HELLO_BYTES))
-        channel = hello["channel"]
-        if channel not in CHANNELS or self.channels.setdefault(channel, connection) is not connection:
-            raise ValueError(f"the channel {channel!r:.40} is unknown, or was taken before")
-        self.has_memory = self.has_memory or hello["has_memory"]
+        version, has_memory = hello["version"], hello["has_memory"]
+        with self.lock:
+            if self.channel:
+                raise ValueError("the channel was taken before")
+            self.channel = connection
         with contextlib.suppress(OSError):  # the first use of the channel will report it
             link.send_bytes(to_bytes({"version": VERSION}))
         prepare(connection)
+        self.has_memory = bool(has_memory)
         try:
-            check_version(hello["version"])
+            check_version(version)
         except ProtocolError as error:
             self.other_version = error
-        if self.other_version or len(self.channels) == len(CHANNELS):
-            self.is_over.set()
+        self.is_over.set()
 
 
 def prepare(connection: socket.socket) -> socket.socket:
@@ -79,15 +79,15 @@ def prepare(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def connect(channel: str, has_memory: bool = False) -> socket.socket:
-    """Connects rank 0's end of a channel. has_memory: whether this rank maps the memory for frames.
+def connect(has_memory: bool = False) -> socket.socket:
+    """Connects rank 0's end of the job channel. has_memory: whether this rank maps the memory for frames.
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
     path = Path(os.environ[FOLDER]) / SOCKET
     try:
         with connect_to(path) as link:
-            link.send_bytes(to_bytes({"version": VERSION, "channel": channel, "has_memory": has_memory}))
+            link.send_bytes(to_bytes({"version": VERSION, "has_memory": has_memory}))
             check_version(parse_object(link.recv_bytes(HELLO_BYTES))["version"])
             return prepare(socket.socket(fileno=os.dup(link.fileno())))
     except BROKEN_LINK as error:

@@ -43,13 +43,14 @@ def listen_at(path: Path) -> socket.socket:
     return listener
 
 
-def connect_to(address: Any) -> Connection:
-    """Connects to a `HandshakeServer`. address: a path, or host and port. Raises BROKEN_LINK."""
-    token = os.environ[TOKEN].encode()
+def connect_to(address: Any, token: str = "") -> Connection:
+    """Connects to a `HandshakeServer`. address: a path, or host and port. token: by default, a rank's. Raises
+    BROKEN_LINK."""
+    key = (token or os.environ[TOKEN]).encode()
     if not isinstance(address, Path):
-        return open_link(address, authkey=token)
+        return open_link(address, authkey=key)
     with short_path(address) as short:
-        return open_link(short, authkey=token)
+        return open_link(short, authkey=key)
 
 
 class HandshakeServer(threading.Thread):

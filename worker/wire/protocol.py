@@ -64,11 +64,6 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Piece]:
     return [PREFIX.pack(MAGIC, VERSION, len(text), length) + text, *payload]
 
 
-def send_frame(connection: socket.socket, header: Header, tensors: Tensors | None = None) -> None:
-    """Sends one frame, blocking. Raises ConnectionError if the other side is gone, and what `encode` raises."""
-    send_pieces(connection, encode(header, tensors))
-
-
 def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memory | None = None) -> None:
     """Sends a frame from `encode`. memory: returns so many bytes for a large frame, for copies from this device.
     Raises ConnectionError if the other side is gone."""
@@ -143,7 +138,6 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
 
 def receive_frame(
     connection: socket.socket,
-    max_length: int = MAX_HEADER + MAX_PAYLOAD,
     allocate: Callable[[int], WritableBuffer] = bytearray,
     in_memory: Callable[[int], memoryview] | None = None,
 ) -> WritableBuffer:
@@ -155,8 +149,6 @@ def receive_frame(
     prefix = bytearray(PREFIX.size)
     _receive_into(connection, memoryview(prefix))
     length = sum(read_prefix(prefix))
-    if length > max_length:
-        raise ProtocolError(f"A frame of {length} bytes is over the cap of {max_length}.")
     if prefix.startswith(IN_MEMORY):
         if in_memory is None:
             raise ProtocolError("A frame is in memory that this side does not have.")

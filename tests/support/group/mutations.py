@@ -29,9 +29,9 @@ PAYLOADS = (*LENGTHS, 1 << 33, (1 << 33) + 1, 1 << 40, (1 << 63) - 1, (1 << 64) 
 
 
 def real_frames() -> list[bytes]:
-    """Requests, replies and events of both channels, as they are sent."""
+    """Requests, replies and events of the job channel, as they are sent."""
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)
-    job: list[tuple[Header, Tensors]] = [
+    frames: list[tuple[Header, Tensors]] = [
         call_request(DIT),
         sample_request(DIT, steps=4),
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "file": "/x"}, "plan": {"ulysses": 2}}, {}),
@@ -43,12 +43,7 @@ def real_frames() -> list[bytes]:
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),
         ({"id": 3, "error": {"cause": "No.", "advice": "", "details": ""}, "kind": "refused"}, {}),
     ]
-    control: list[tuple[Header, Tensors]] = [
-        ({"op": "status"}, {}),
-        ({"op": "cancel", "job": 3}, {}),
-        ({"state": "busy", "step": [1, 4], "pids": [1, 2]}, {}),
-    ]
-    return [b"".join(encode(*each)) for each in (*job, *control)]
+    return [b"".join(encode(*each)) for each in frames]
 
 
 def mutate(frame: bytes, chance: random.Random) -> bytes:

@@ -13,7 +13,7 @@ from tests.support.ranks.leaving import end
 from worker.rank.channels.relay import FrameRelay
 from worker.wire.job_channel import FRAMES, FrameMemory
 from worker.wire.private_folder import TOKEN
-from worker.wire.protocol import decode, send_frame
+from worker.wire.protocol import decode, encode, send_pieces
 
 TOKENS = ("b" * 64, "a" * 64)
 
@@ -29,7 +29,7 @@ def main(machines: str, out: str) -> None:
     try:
         relay = FrameRelay(torch.device("cpu"))
         if rank == 0:
-            send_frame(ours, {"op": "load", "packs": ["/attacker"]})
+            send_pieces(ours, encode({"op": "load", "packs": ["/attacker"]}))
         header, _ = decode(relay.receive(None if rank else theirs))
         said = f"took {header}"
     except (RuntimeError, ValueError) as error:
