@@ -134,13 +134,6 @@ def patch_weight(patcher: Any, name: str, weight: torch.Tensor, device: torch.de
         comfy.utils.set_attr(patcher.model, name, before)
 
 
-def restore_weight(patcher: Any, name: str, weight: torch.Tensor) -> None:
-    """Sets the model's weight to this value."""
-    import comfy.utils
-
-    comfy.utils.set_attr_param(patcher.model, name, weight)
-
-
 def offload_patched(patcher: Any, in_file: Mapping[str, torch.Tensor]) -> None:
     """Moves the weights that patches will change off the device: into the file's pages, which ranks share, or into RAM.
 

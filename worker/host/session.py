@@ -222,11 +222,6 @@ class Session:
         """Whether a rank on this machine has ended. torchrun sees that later."""
         return not all(map(is_alive, self._pids_here()))
 
-    def end_if_rank_gone(self) -> None:
-        """Ends the session if it has lost a rank."""
-        if self.has_lost_rank:
-            self.end()
-
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""
         self.operation = None

@@ -17,7 +17,7 @@ from parallel_backend.plan import ParallelPlan
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Control, Outcome
+from .agreement import DONE, Control, Outcome, agree
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -63,7 +63,8 @@ class Executor:
         name = job.operation.name
         with self.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
-            outcome = job.agree_among_all(outcome)
+            if job.ranks < self.control.world:  # those outside of the plan learn it, too
+                outcome = agree(outcome, self.control.everyone, self.control.world)
         is_done = outcome.kind == DONE
         if is_done:
             self.groups.check()

@@ -25,6 +25,7 @@ from parallel_backend.weights.parking import Parking
 
 from ..comfyui.controls import take_new
 from ..comfyui.merges import MergedFile
+from ..comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
@@ -167,17 +168,18 @@ class Operations:
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
         runs inside of the model. The ranks attend by the kernel that a node chose if all of them can."""
-        if parse_field(model.asks_for_code, kwargs, "options"):
-            job.together(lambda: model.take_objects(kwargs))
+        options = parse_field(lambda given: dict(given.get(OPTIONS) or {}), kwargs, "options")
+        if options.get(GRAPH):  # functions or objects that are not here yet
+            job.together(lambda: model.take_objects(kwargs[OPTIONS]))
             if networks := model.decoder.networks:
                 lacking = sum(each.model_size() - each.loaded_size() for each in networks)
                 self.make_way(job, model, model.working_bytes, lacking)
                 job.together(lambda: model.place(model.working_bytes))
-        asked = parse_field(model.new_compile_settings, kwargs, "options")
-        if asked:
+        asked = options.get(COMPILED)
+        if asked and asked != model.module.compiled.compiled_for:
             job.together(lambda: check_compiler(asked, self.state.device))
-        if name := parse_field(model.asked_kernel, kwargs, "options"):
-            self.choose_kernel(job, model, name)
+        if name := options.get(KERNEL):
+            self.choose_kernel(job, model, str(name))
 
     def choose_kernel(self, job: Job, model: HostModel, name: str) -> None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, the reply says why, and which

@@ -34,8 +34,8 @@ from ...comfyui.controls import CONTROL
 from ...comfyui.entry import enter_at
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS, RUN, CallContext, context_of, decode_options
-from ...comfyui.patches import offload_patched, patch_weight, restore_weight, set_patches
+from ...comfyui.patched_options import GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
+from ...comfyui.patches import offload_patched, patch_weight, set_patches
 from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
@@ -180,13 +180,8 @@ class HostModel:
             hooks.remove()
         self.inner.clear()
 
-    def asks_for_code(self, kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call's arguments describe functions or objects that are not here yet."""
-        return bool((kwargs.get(OPTIONS) or {}).get(GRAPH))
-
-    def take_objects(self, kwargs: Mapping[str, Any]) -> None:
-        """Adds the functions and objects in a call's arguments to those of the run. Raises RequestError."""
-        options = kwargs[OPTIONS]
+    def take_objects(self, options: dict[str, Any]) -> None:
+        """Adds the functions and objects in a call's options to those of the run. Raises RequestError."""
         self.start_run(options.get(RUN, ""))
         self.leftovers.begin(self.module.model)
         try:
@@ -202,10 +197,6 @@ class HostModel:
         self.kernels.clear()
         self.clear_networks()
         self.module.replan(mesh)
-
-    def asked_kernel(self, kwargs: Mapping[str, Any]) -> str:
-        """Returns the name of the attention kernel in a call's arguments that a node chose; empty if none did."""
-        return str((kwargs.get(OPTIONS) or {}).get(KERNEL, ""))
 
     def choose_kernel(self, name: str) -> HostKernel:
         """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
@@ -292,6 +283,8 @@ class HostModel:
         These are fetched weights. If the model is entirely on the device, they are also the weights in another dtype
         than the file's, because the patcher would keep a copy of each in RAM. Weights without changes are restored.
         """
+        import comfy.utils
+
         fetched, wanted = self.fetched_names(), self.patcher.patches
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
@@ -304,7 +297,8 @@ class HostModel:
             if name in fetched:
                 self.fetched.rewrite(*fetched[name], value)
             else:
-                restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
+                value = value if self.is_as_stored(name) else value.to(self.mesh.device)
+                comfy.utils.set_attr_param(self.patcher.model, name, value)
             del value  # it is on the device
         self.rewritten = others
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
@@ -346,11 +340,6 @@ class HostModel:
             return None
         moved_calls = [moved(tuple(call), self.mesh.device) for call in calls]
         return [getattr(model, method)(*args, **kwargs) for args, kwargs in moved_calls]
-
-    def new_compile_settings(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
-        """Returns the `torch.compile` arguments of a node in a call's arguments, if they differ from the last."""
-        asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
-        return {} if asked == self.module.compiled.compiled_for else asked
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
