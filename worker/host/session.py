@@ -74,15 +74,13 @@ class Session:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not is_only_ours(folder):  # a cleaner has removed ours, and somebody has made this
                 raise PermissionError(f"others can write to its folder {folder}")
-            for name in (STORE, EXPECTED):  # of the last session
-                (folder / name).unlink(missing_ok=True)
-            if source:
-                (folder / EXPECTED).write_text(json.dumps(source))
+            (folder / STORE).unlink(missing_ok=True)  # of the last session
             endpoint = Endpoint(folder)
             try:
                 here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
                 memory = FrameMemory.create()
-                environment = {**os.environ, **here, TOKEN: endpoint.token, FRAMES: memory.address}
+                own = {TOKEN: endpoint.token, FRAMES: memory.address, EXPECTED: json.dumps(source)}
+                environment = {**os.environ, **here, **own}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
                 connection = self._await_ranks(endpoint, check)
             finally:

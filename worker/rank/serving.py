@@ -61,11 +61,10 @@ def answer(channel: RankChannel, start: Header, reply: Header, results: Tensors 
 
 def import_expected() -> None:
     """Imports what the first model will need, if it is known. Errors are left to the load."""
-    expected = Path(os.environ[FOLDER]) / EXPECTED
     try:
-        if expected.exists():
+        if source := json.loads(os.environ.get(EXPECTED, "null")):
             with pause_garbage_collector():
-                import_comfyui(HostSource.from_json(json.loads(expected.read_text())))
+                import_comfyui(HostSource.from_json(source))
     except Exception:
         logging.exception("ComfyUI could not be imported ahead")
 

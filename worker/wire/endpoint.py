@@ -15,14 +15,14 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at, patience
+from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at
 from .json_object import parse_object, to_bytes
 from .private_folder import FOLDER
 from .protocol import VERSION, ProtocolError, check_version
 
 SOCKET = "socket"
 HELLO_BYTES = 4096
-BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
+BUFFER = socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20  # holds a whole latent, where the kernel allows it
 
 
 class Endpoint:
@@ -63,20 +63,13 @@ class Endpoint:
             self.channel = connection
         with contextlib.suppress(OSError):  # the first use of the channel will report it
             link.send_bytes(to_bytes({"version": VERSION}))
-        prepare(connection)
+        connection.setsockopt(*BUFFER)
         self.has_memory = bool(has_memory)
         try:
             check_version(version)
         except ProtocolError as error:
             self.other_version = error
         self.is_over.set()
-
-
-def prepare(connection: socket.socket) -> socket.socket:
-    """Makes a connection a channel: blocking, with a buffer for a latent."""
-    connection.setsockopt(*patience(0))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    return connection
 
 
 def connect(has_memory: bool = False) -> socket.socket:
@@ -89,6 +82,8 @@ def connect(has_memory: bool = False) -> socket.socket:
         with connect_to(path) as link:
             link.send_bytes(to_bytes({"version": VERSION, "has_memory": has_memory}))
             check_version(parse_object(link.recv_bytes(HELLO_BYTES))["version"])
-            return prepare(socket.socket(fileno=os.dup(link.fileno())))
+            connection = socket.socket(fileno=os.dup(link.fileno()))
+            connection.setsockopt(*BUFFER)
+            return connection
     except BROKEN_LINK as error:
         raise ConnectionError(f"ComfyUI cannot be reached at its socket {path}: {error}.") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -20,16 +19,11 @@ from typing import Any, cast
 from .private_folder import TOKEN, short_path
 
 MAX_STRANGERS = 64  # connections at the same time whose handshake is not over
-PATIENCE_SECONDS = 10  # with a silent process
+PATIENCE_SECONDS = 10  # with a handshake
 PAUSE_SECONDS = 0.05
 BROKEN_LINK = (OSError, EOFError, ValueError, AssertionError, AuthenticationError)  # of a handshake or a message
 
 open_link: Callable[..., Connection] = cast("Any", Client)  # which on Windows returns another class
-
-
-def patience(seconds: int) -> tuple[int, int, bytes]:
-    """Returns the option of a socket that raises BlockingIOError where nothing comes for so many seconds; 0: never."""
-    return socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0)
 
 
 def listen_at(path: Path) -> socket.socket:
@@ -81,7 +75,6 @@ class HandshakeServer(threading.Thread):
                 self.drop(oldest)
             self.strangers[connection] = time.monotonic()
             try:
-                connection.setsockopt(*patience(PATIENCE_SECONDS))
                 threading.Thread(target=self.greet, args=(connection,), name="handshake-client", daemon=True).start()
             except (OSError, MemoryError, RuntimeError):  # a job uses the memory up; the process tries again
                 self.drop(connection)

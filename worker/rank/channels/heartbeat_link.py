@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...launch.torchrun import is_one_machine
-from ...wire.handshake import BROKEN_LINK, MAX_STRANGERS, HandshakeServer, connect_to, listen_at, patience
+from ...wire.handshake import BROKEN_LINK, MAX_STRANGERS, HandshakeServer, connect_to, listen_at
 from ...wire.json_object import parse_object, to_bytes
 from ...wire.private_folder import CONTROL, FOLDER, TOKEN
 
@@ -30,8 +30,7 @@ def serve_links(hear: Hear, store: dist.Store) -> list[HandshakeServer]:
     """Answers ComfyUI and the other ranks on rank 0. store: where ranks find the port, if there are several machines.
     Raises OSError."""
 
-    def serve(connection: socket.socket, link: Connection) -> None:
-        connection.setsockopt(*patience(0))
+    def serve(_connection: socket.socket, link: Connection) -> None:
         while True:  # until it breaks; a rank renews its connection
             link.send_bytes(to_bytes(hear(parse_object(link.recv_bytes(MAX_BYTES)))))
 
