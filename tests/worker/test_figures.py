@@ -84,10 +84,11 @@ class Rank:
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
         (self.server,) = serve_links(lambda question: self.executor.answer(question), dist.HashStore())
-        self.control = ControlClient(folder, TOKEN_OF_TEST)
+        self.folder = folder
 
     def start(self) -> None:
         self.heartbeat.start()
+        self.control = ControlClient(self.folder, TOKEN_OF_TEST)
 
     def status(self) -> dict[str, Any]:
         return self.control.ask({"op": "status"}, PATIENCE)

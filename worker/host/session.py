@@ -89,7 +89,7 @@ class Session:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = HostChannel(connection, memory if endpoint.has_memory else None)
+        self.job_channel = HostChannel(connection, memory if endpoint.hello.get("has_memory") else None)
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
         self.answered = time.monotonic()  # when rank 0 last did

@@ -18,7 +18,7 @@ from pathlib import Path
 from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at
 from .json_object import parse_object, to_bytes
 from .private_folder import FOLDER
-from .protocol import VERSION, ProtocolError, check_version
+from .protocol import VERSION, Header, check_version
 
 SOCKET = "socket"
 HELLO_BYTES = 4096
@@ -36,18 +36,17 @@ class Endpoint:
         self.token = secrets.token_hex(32)
         self.path = folder / SOCKET
         self.channel: socket.socket | None = None
-        self.has_memory = False  # whether rank 0 maps the memory for frames
-        self.other_version: ProtocolError | None = None
+        self.hello: Header = {}  # of the channel
         self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = HandshakeServer(listen_at(self.path), self.token, self._hear)
 
     def accept(self, seconds: float) -> bool:
         """Waits up to `seconds` for the channel. Returns whether it has connected. Raises ProtocolError for ranks of
         another version."""
-        self.is_over.wait(seconds)
-        if self.other_version:
-            raise self.other_version
-        return self.is_over.is_set()
+        if not self.is_over.wait(seconds):
+            return False
+        check_version(self.hello["version"])
+        return True
 
     def close(self) -> None:
         """Stops listening and removes the socket. An accepted channel stays open."""
@@ -56,19 +55,13 @@ class Endpoint:
 
     def _hear(self, connection: socket.socket, link: Connection) -> None:
         hello = parse_object(link.recv_bytes(HELLO_BYTES))
-        version, has_memory = hello["version"], hello["has_memory"]
         with self.lock:
-            if self.channel:
-                raise ValueError("the channel was taken before")
-            self.channel = connection
+            if self.channel or "version" not in hello:
+                raise ValueError("this is no hello, or the channel was taken before")
+            self.channel, self.hello = connection, hello
         with contextlib.suppress(OSError):  # the first use of the channel will report it
             link.send_bytes(to_bytes({"version": VERSION}))
         connection.setsockopt(*BUFFER)
-        self.has_memory = bool(has_memory)
-        try:
-            check_version(version)
-        except ProtocolError as error:
-            self.other_version = error
         self.is_over.set()
 
 
@@ -80,7 +73,8 @@ def connect(has_memory: bool = False) -> socket.socket:
     path = Path(os.environ[FOLDER]) / SOCKET
     try:
         with connect_to(path) as link:
-            link.send_bytes(to_bytes({"version": VERSION, "has_memory": has_memory}))
+            # Version 26 reads "channel", too, before it says that it is another version.
+            link.send_bytes(to_bytes({"version": VERSION, "has_memory": has_memory, "channel": "job"}))
             check_version(parse_object(link.recv_bytes(HELLO_BYTES))["version"])
             connection = socket.socket(fileno=os.dup(link.fileno()))
             connection.setsockopt(*BUFFER)
