@@ -16,7 +16,7 @@ from ..settings import Settings
 from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
-from ..wire.tensors import Tensors, UnsendableError
+from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, Arguments, pack, pack_call
 from .known_state import KnownState, SentConditions
 from .session import Check, OnStep
@@ -108,11 +108,8 @@ class WorkerGroup(Supervisor):
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
-        try:
-            name = ops.FORWARD if method in ops.ENTRIES else method
-            packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
+        name = ops.FORWARD if method in ops.ENTRIES else method
+        packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
         fresh = take_new(tensors)
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
@@ -139,10 +136,7 @@ class WorkerGroup(Supervisor):
         called after every step. An exception in it or in `check` cancels the call at its next step. on_reply: as in
         `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
         given: Tensors = {}
-        try:
-            packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
+        packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
         tensors = {**tensors, **take_new(given)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
@@ -291,24 +285,20 @@ class WorkerGroup(Supervisor):
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
-        operation, done = ops.OPERATIONS[header["op"]], False
         self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step)
-            done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation
             raise WorkerGroupError(*died.advised(self.advise(session))) from error
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
         finally:
             self.changed.set()
-        if done:
-            if "seconds" in reply:
-                self.runs.step(operation.name, reply["seconds"], reply["communication"])
-            return reply, results
-        refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
-        raise refusal(**reply["error"])
+        if "error" in reply:
+            refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
+            raise refusal(**reply["error"])
+        if "seconds" in reply:
+            self.runs.step(header["op"], reply["seconds"], reply["communication"])
+        return reply, results
 
 
 def take_state(results: Tensors) -> Tensors:

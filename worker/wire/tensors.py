@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import Explained
+from ..errors import RequestRefused
 
 WritableBuffer = bytearray | memoryview
 Buffer = bytes | WritableBuffer
@@ -26,7 +26,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class UnsendableError(Explained, ValueError):
+class UnsendableError(RequestRefused):
     """A value that a frame cannot carry."""
 
 
