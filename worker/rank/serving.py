@@ -1,4 +1,4 @@
-"""Runs a rank: it joins the group, and runs requests until ComfyUI closes the job channel.
+"""Runs a rank: it joins the group, and runs requests until its process is ended.
 
 Rank 0 reads frames from ComfyUI's job channel and passes each to the other ranks as bytes. Every rank then runs the
 request, and they agree how it ended. An error in a request's content or a lack of memory is reported. Any other
@@ -12,6 +12,7 @@ import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -40,12 +41,10 @@ from .job_groups import JobGroups
 from .state import RankState
 
 
-def serve(channel: RankChannel | None, executor: Executor, relay: FrameRelay) -> None:
-    """Runs requests until ComfyUI closes the job channel. The channel is None on ranks other than 0."""
+def serve(channel: RankChannel | None, executor: Executor, relay: FrameRelay) -> NoReturn:
+    """Runs requests. The channel is None on ranks other than 0. Raises ConnectionClosed if ComfyUI has closed it."""
     while True:
         header, tensors = decode(relay.receive(channel and channel.connection))
-        if header.get("op") == "stop":
-            return
         reply, results = executor.execute(header, tensors)
         if channel:
             answer(channel, {"id": header.get("id")}, reply, results, executor.state)
@@ -123,4 +122,3 @@ def run() -> None:
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     channel = RankChannel(connect(relay.memory is not None), relay.memory) if rank == 0 else None
     serve(channel, executor, relay)
-    dist.destroy_process_group()

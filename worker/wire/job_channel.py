@@ -19,7 +19,6 @@ import torch
 
 from ..engine import device as devices
 from ..engine import shared_memory
-from ..errors import ConnectionClosed
 from .protocol import Header, Piece, decode, encode, is_large, receive_frame, send_pieces
 from .tensors import Tensors
 from .tree import PREDICTION
@@ -156,16 +155,6 @@ class RankChannel:
             send_pieces(self.connection, frame)
             return
         while self.sent - self.memory.taken >= SLOTS:
-            if has_closed(self.connection):
-                raise ConnectionClosed("The other side closed the connection.")
             time.sleep(WAIT_SECONDS)
         send_pieces(self.connection, frame, self.memory.replies[self.sent % SLOTS].view)
         self.sent += 1
-
-
-def has_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection of which nothing else is to be read. Raises ConnectionError."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False

@@ -98,14 +98,6 @@ def test_a_rank_waits_until_comfyui_has_read_what_is_in_its_way(ends: Ends) -> N
     assert not sender.is_alive()
 
 
-def test_a_rank_that_waits_learns_that_comfyui_is_gone(ends: Ends) -> None:
-    for _ in range(SLOTS):
-        ends.rank.send({}, {"denoised": torch.zeros(LARGE)})
-    ends.ours.close()
-    with pytest.raises(ConnectionError):
-        ends.rank.send({}, {"denoised": torch.zeros(LARGE)})
-
-
 @pytest.mark.parametrize("address", ("", f"{1 << 22},3,3,3,3,3", f"1{',99999' * 5}"))
 def test_memory_that_is_not_there_is_not_opened(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FRAMES, raising=False)

@@ -20,10 +20,9 @@ import torch.distributed as dist
 from parallel_backend.device import CPU
 from parallel_backend.groups.mesh import new_group
 
-from ...errors import ConnectionClosed
 from ...wire.job_channel import SLOTS, FrameMemory
 from ...wire.private_folder import TOKEN
-from ...wire.protocol import ProtocolError, encode, receive_frame
+from ...wire.protocol import ProtocolError, receive_frame
 from ...wire.tensors import Buffer, WritableBuffer
 
 FOREVER = timedelta(days=3650)
@@ -51,18 +50,12 @@ class FrameRelay:
 
     def receive(self, channel: socket.socket | None) -> Buffer:
         """Returns the next frame on every rank. Rank 0 passes the job channel, the others None. A frame is valid until
-        the second frame after it. Once ComfyUI has closed the channel, the frame's operation is "stop".
-
-        Raises ProtocolError on a rank for a frame that does not come from rank 0."""
+        the second frame after it. Raises ConnectionClosed once ComfyUI has closed the channel, and ProtocolError on a
+        rank for a frame that does not come from rank 0."""
         self.count += 1
         frame: WritableBuffer = bytearray()
         if channel:
-            try:
-                frame = receive_frame(channel, allocate=self._allocate, in_memory=self._slot if self.memory else None)
-            except ConnectionClosed:
-                (stop,) = encode({"op": "stop"})
-                frame = self._allocate(len(stop))
-                frame[:] = bytes(stop)
+            frame = receive_frame(channel, allocate=self._allocate, in_memory=self._slot if self.memory else None)
         if dist.get_world_size() == 1:
             return frame
         # This also tells rank 0 that every rank is done with the last frame, so its memory may be overwritten.
