@@ -32,7 +32,6 @@ from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, unpack_call
 from .agreement import DONE, REFUSED, Ended
-from .aside import make_way
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes, release_memory
 from .model.copied_file import bring_file, find_copy
@@ -100,7 +99,7 @@ class Operations:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
         weights come back to the device first. If it has no room for them, they stay parked."""
         self.unpark(job, model.parking)
-        self.make_way(job, model, working)
+        self.state.make_way(job, model, working)
         self.state.before = own_bytes(self.state.device)
         try:
             model.placement.place(job, model, model.mesh.plan, working)
@@ -110,15 +109,6 @@ class Operations:
         self.state.loaded = {**self.state.loaded, "weights": model.placement.describe(job, model)}
         self.state.publish()
 
-    def make_way(self, job: Job, model: HostModel, working: int, networks: int = 0) -> None:
-        """Releases models that were set aside, if they leave too little room. The status says which ones, and which
-        stay. working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
-        state = self.state
-        if state.aside:
-            model.working_bytes = max(model.working_bytes, working)
-            said = make_way(job, model, networks, state.aside, state.release)
-            state.loaded = {**state.loaded, ops.BESIDE: said, "aside": [each.source.file for each in state.aside]}
-
     def make_room(self, job: Job, model: HostModel, working: int) -> None:
         """Frees weights before forwards that need more bytes than any before."""
         if working <= model.working_bytes:
@@ -126,7 +116,7 @@ class Operations:
         if model.fetched.blocks:
             self.place(job, model, working)
         else:
-            self.make_way(job, model, working)
+            self.state.make_way(job, model, working)
             job.together(lambda: job.alone(lambda: model.place(working)))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
@@ -173,7 +163,7 @@ class Operations:
             job.together(lambda: model.take_objects(kwargs[OPTIONS]))
             if networks := model.decoder.networks:
                 lacking = sum(each.model_size() - each.loaded_size() for each in networks)
-                self.make_way(job, model, model.working_bytes, lacking)
+                self.state.make_way(job, model, model.working_bytes, lacking)
                 job.together(lambda: model.place(model.working_bytes))
         asked = options.get(COMPILED)
         if asked and asked != model.module.compiled.compiled_for:

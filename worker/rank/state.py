@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +16,18 @@ import torch
 
 from parallel_backend.device import is_accelerator, outside_bytes
 from parallel_backend.errors import RequestError
+from parallel_backend.groups.communicators import count_weights_communicator
 from parallel_backend.groups.mesh_layout import same_weights
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.weights.fitting import Links
+from parallel_backend.weights.placement import Ranks
 
 from ..comfyui.model import hide_from_management
+from ..wire.operations import BESIDE
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .memory.device_memory import memory_use, own_bytes, release_memory, resident_bytes
+from .memory.out_of_memory import size
 from .memory.sensors import find_sensors
 from .model.host_model import HostModel
 
@@ -113,6 +118,30 @@ class RankState:
             logging.info("released %s", ", ".join(names))
             release_memory(self.device)
         return names
+
+    def make_way(self, ranks: Ranks, model: HostModel, working: int, networks: int = 0) -> None:
+        """Releases models that were set aside, the earliest used first, until this one fits beside the others. The
+        status says which ones stay, which do not, and why. All ranks of the plan call this together, and do the same.
+
+        working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
+        if not self.aside:
+            return
+        model.working_bytes = max(model.working_bytes, working)
+        gone, lacked, plan, name = [], 0, model.mesh.plan, model.source.name
+        savings = sum(map(count_savings, (model, *self.aside))) - count_weights_communicator(plan)
+        while self.aside and (lacking := model.placement.count_lacking(ranks, model, plan, networks)):
+            gone, lacked = [*gone, *self.release(self.aside[:1])], lacked or lacking
+        found = []
+        if self.aside:
+            said = f"Beside {name}, the devices keep {', '.join(each.source.name for each in self.aside)}."
+            found.append(said)
+        if gone:
+            said = f"The devices released {', '.join(gone)}, because beside it {name} lacked {size(lacked)}."
+            found.append(said)
+            if savings >= lacked:
+                said = "With weights=shared, all of them fit."
+                found.append(said)
+        self.loaded = {**self.loaded, BESIDE: " ".join(found), "aside": [each.source.file for each in self.aside]}
 
     def find_reusable_model(self, source: HostSource, plan: ParallelPlan) -> HostModel | None:
         """Returns the model if its weights are from this source and are all that this rank needs under the plan.
@@ -208,3 +237,10 @@ def can_stay(model: HostModel, source: HostSource, plan: ParallelPlan) -> bool:
     file."""
     is_other_form = model.source != source and model.source.file == source.file
     return model.mesh.plan.world_size == plan.world_size and not is_other_form
+
+
+def count_savings(model: HostModel) -> int:
+    """Returns the bytes of a device that weights=shared saves, in comparison with where the weights are or, of a new
+    model, will be."""
+    kept, count = model.placement.decided or model.mesh.plan, model.sizes.count_kept_bytes
+    return max(count(kept)) - max(count(replace(kept, weights=SHARED, weight_blocks=0)))
