@@ -56,7 +56,9 @@ class ControlClient:
         self._send(order)
 
     def close(self) -> None:
-        self.link.close()
+        """Closes the link once nobody reads from it. Called when rank 0 has ended, so a question ends at once."""
+        with self.asking:
+            self.link.close()
 
     def _send(self, header: Header) -> object:
         own = object()
