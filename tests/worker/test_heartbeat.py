@@ -21,7 +21,6 @@ from tests.support.group.direct_group import DIT, DirectGroup, direct_on, source
 from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
 from worker.rank.channels.heartbeat_link import HeartbeatLink, serve_links
-from worker.rank.job_groups import open_socket
 from worker.wire.handshake import MAX_STRANGERS
 from worker.wire.private_folder import CONTROL, FOLDER, TOKEN, short_path
 
@@ -119,7 +118,7 @@ def test_a_heartbeat_outlives_a_broken_connection(ranks: Ranks) -> None:
 
 def cut(link: HeartbeatLink) -> None:
     """Breaks a connection, as a network does."""
-    with open_socket(link.link.fileno()) as connection:
+    with socket.socket(fileno=os.dup(link.link.fileno())) as connection:
         connection.shutdown(socket.SHUT_RDWR)
 
 
