@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.device import CPU
+from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.mesh import new_group
 
 from ...wire.job_channel import SLOTS, FrameMemory
@@ -41,9 +42,7 @@ class FrameRelay:
         self.group = new_group(torch.device(CPU), timeout=FOREVER)
         self.token = os.environ[TOKEN]
         self.memory = FrameMemory.open(writes=dist.get_rank() == 0)
-        opened = torch.tensor([int(self.memory is not None)])
-        dist.all_reduce(opened, dist.ReduceOp.MIN, group=self.group)
-        self.is_mapped = bool(opened)
+        self.is_mapped = all(count for (count,) in gather_numbers((int(self.memory is not None),), self.group))
         if not self.is_mapped and dist.get_rank():
             self.memory = None
         self.count = 0
