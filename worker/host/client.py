@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..comfyui.controls import take_new
 from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire import operations as ops
@@ -110,11 +109,10 @@ class WorkerGroup(Supervisor):
         tensors: Tensors = {}
         name = ops.FORWARD if method in ops.ENTRIES else method
         packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
-        fresh = take_new(tensors)
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
-            reply, results = self._request(header, {**fresh, **new}, check)
+            reply, results = self._request(header, new, check)
             on_reply(reply, take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
@@ -137,7 +135,6 @@ class WorkerGroup(Supervisor):
         `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
         given: Tensors = {}
         packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
-        tensors = {**tensors, **take_new(given)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)

@@ -23,7 +23,6 @@ from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
-from ..comfyui.controls import take_new
 from ..comfyui.merges import MergedFile
 from ..comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS
 from ..comfyui.source import HostSource, VaeSource
@@ -130,8 +129,7 @@ class Operations:
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
-        model, fresh = self.get_model(job), take_new(tensors)
-        given = {**fresh, **self.state.take_conditions(job.header, tensors)}
+        model, given = self.get_model(job), self.state.take_conditions(job.header, tensors)
         calls = parse_field(
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
@@ -187,8 +185,7 @@ class Operations:
         model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         noise = own["noise"]
-        fresh = take_new(tensors)
-        given = {**fresh, **self.state.take_conditions(job.header, tensors)}
+        given = self.state.take_conditions(job.header, tensors)
         call = SamplerCall(**job.header["call"])
         stepper = build_stepper(call, noise, model.module)
         passes = parse_field(lambda values: unpack_passes(values, given), job.header["passes"], "passes")

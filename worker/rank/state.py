@@ -22,6 +22,7 @@ from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.weights.fitting import Links
 from parallel_backend.weights.placement import Ranks
 
+from ..comfyui.controls import take_new
 from ..comfyui.model import hide_from_management
 from ..wire.operations import BESIDE
 from ..wire.protocol import Header
@@ -188,10 +189,9 @@ class RankState:
         self.drop_model()
 
     def take_conditions(self, header: Header, tensors: Tensors) -> Tensors:
-        """Keeps the conditions in the request, on the device. Returns those that the header names by key.
-
-        Raises RequestError for a key that is not known.
-        """
+        """Keeps the conditions in the request, on the device. Returns those that the header names by key, and what is
+        new in each call. Raises RequestError for a key that is not known."""
+        fresh = take_new(tensors)
         for key in header["drop"]:
             self.conditions.pop(key, None)
         copies = {key: tensor.to(self.device, copy=True, non_blocking=True) for key, tensor in tensors.items()}
@@ -199,7 +199,7 @@ class RankState:
         unknown = [key for key in header["conditions"].values() if key not in self.conditions]
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
-        return {name: self.conditions[key] for name, key in header["conditions"].items()}
+        return {**fresh, **{name: self.conditions[key] for name, key in header["conditions"].items()}}
 
     def publish(self, seconds: float = 0.0) -> None:
         """Measures this rank's memory for `memory`, unless it has been measured in the last so many seconds.
