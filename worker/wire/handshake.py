@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from .private_folder import TOKEN, short_path
 
@@ -22,8 +22,6 @@ MAX_STRANGERS = 64  # connections at the same time whose handshake is not over
 PATIENCE_SECONDS = 10  # with a handshake
 PAUSE_SECONDS = 0.05
 BROKEN_LINK = (OSError, EOFError, ValueError, AssertionError, AuthenticationError)  # of a handshake or a message
-
-open_link: Callable[..., Connection] = cast("Any", Client)  # which on Windows returns another class
 
 
 def listen_at(path: Path) -> socket.socket:
@@ -41,10 +39,18 @@ def connect_to(address: Any, token: str = "") -> Connection:
     """Connects to a `HandshakeServer`. address: a path, or host and port. token: by default, a rank's. Raises
     BROKEN_LINK."""
     key = (token or os.environ[TOKEN]).encode()
-    if not isinstance(address, Path):
-        return open_link(address, authkey=key)
-    with short_path(address) as short:
-        return open_link(short, authkey=key)
+    if isinstance(address, Path):
+        connection = socket.socket(socket.AF_UNIX)
+        with short_path(address) as short:
+            connection.connect(short)
+    else:
+        connection = socket.create_connection(address)
+    link = Connection(connection.detach())
+    if not link.poll(PATIENCE_SECONDS):
+        raise TimeoutError("The other side is silent.")
+    answer_challenge(link, key)
+    deliver_challenge(link, key)
+    return link
 
 
 class HandshakeServer(threading.Thread):
