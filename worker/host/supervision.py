@@ -282,6 +282,7 @@ class Supervisor:
 
     def _record_death(self, session: Session) -> None:
         """Closes a session that has died, and counts the death."""
+        self.phase = "restarting"  # first: nobody may see a group that is ready, but has no session
         self.session = None
         self.last_death = session.end()
         session.close()
