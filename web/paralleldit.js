@@ -532,6 +532,7 @@ const KINDS = {
   'paralleldit.NoWorkerGroup': 'group',
   'paralleldit.OutOfMemory': 'memory',
   'paralleldit.RequestRefused': 'refused',
+  'paralleldit.UnsendableError': 'refused',
   'paralleldit.SettingsError': 'settings',
   'paralleldit.PlanError': 'plan',
   'paralleldit.ModelFileError': 'file',

@@ -32,7 +32,7 @@ from ...worker.inside.code_files import CodeFiles
 from ...worker.wire.operations import FORWARD, INNER, NO_KERNEL, STATE, WHOLE_STEP
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
-from ...worker.wire.tensors import Tensors, UnsendableError
+from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control
 from ..inside.describe import Inside, describe_changes
@@ -300,10 +300,7 @@ class RemoteModule:
         key, patches = self.patched
 
         def build() -> tuple[Header, Tensors]:
-            try:
-                found = pack_patches(name_files(patches))
-            except UnsendableError as error:
-                raise RequestRefused(*error.explanation) from error
+            found = pack_patches(name_files(patches))
             return found.to_json(), found.tensors
 
         self.group.patch(key, build, check_interrupt)

@@ -85,14 +85,14 @@ class WeightPlacement:
     asked: the weights fields of the requested plan.
     decided: the plan with its weights decided.
     bringing: while weights are being moved, how many bytes this rank will keep.
+    links: what was measured, by the plan's rank count, and how many ranks share weights.
     """
 
-    def __init__(self, links: dict[tuple[int, int], Links] | None = None) -> None:
-        """links: what was measured, by the plan's rank count, and how many ranks share weights."""
+    def __init__(self) -> None:
         self.asked: tuple[str, int] | None = None
         self.decided: ParallelPlan | None = None
         self.bringing = 0
-        self.links = {} if links is None else links
+        self.links: dict[tuple[int, int], Links] = {}
 
     def place(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
         """Moves the weights to where the plan wants them, and reads those that are not read yet.

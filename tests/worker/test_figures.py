@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -19,20 +19,22 @@ from parallel_backend.groups.timeline import Timeline
 from tests.support.group.direct_group import wait_until
 from worker.host.control_client import ControlClient
 from worker.rank.agreement import Control
-from worker.rank.channels.control_server import ControlServer
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
+from worker.rank.channels.heartbeat_link import serve_links
 from worker.rank.executor import Executor
 from worker.rank.job import Cancelled, Job
 from worker.rank.job_groups import JobGroups
 from worker.rank.state import RankState
 from worker.wire.operations import TRIM
+from worker.wire.private_folder import FOLDER, TOKEN
 
 GB = 1 << 30
 CARD = torch.device("cuda", 0)
 HOLD_SECONDS = 1.0
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 PATIENCE = 60.0
-THREADS = ("heartbeat", "control")
+THREADS = ("heartbeat", "handshake-client")
+TOKEN_OF_TEST = "a" * 64
 STORE = "torch._C._distributed_c10d."
 
 
@@ -66,26 +68,27 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 class Rank:
     """This process as the only rank of a group, with its two threads, and a model of which half is read."""
 
-    def __init__(self) -> None:
-        board, timeline, (ours, theirs) = Board(1), Timeline(torch.device("cpu")), socket.socketpair()
+    def __init__(self, folder: Path) -> None:
+        board, timeline = Board(1), Timeline(torch.device("cpu"))
         self.state = RankState(CARD)
         parking, decoder = SimpleNamespace(is_parked=False), SimpleNamespace(run="")
+        placement, mesh = SimpleNamespace(bringing=4 * GB), SimpleNamespace(plan=None)
         model: Any = SimpleNamespace(
-            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched=""
-        )
-        held: Any = SimpleNamespace(model=model, plan=None, placement=SimpleNamespace(bringing=4 * GB))
-        self.state.held = held
+            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched="", placement=placement,
+            mesh=mesh,
+        )  # fmt: skip
+        self.state.model = model
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)
         group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
         assert group
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
-        self.control = ControlClient(ours)
-        self.server = ControlServer(theirs, self.executor.status, self.heartbeat.cancel)
+        (self.server,) = serve_links(lambda question: self.executor.answer(question), dist.HashStore())
+        self.folder = folder
 
     def start(self) -> None:
         self.heartbeat.start()
-        self.server.start()
+        self.control = ControlClient(self.folder, TOKEN_OF_TEST)
 
     def status(self) -> dict[str, Any]:
         return self.control.ask({"op": "status"}, PATIENCE)
@@ -96,15 +99,17 @@ class Rank:
 
 
 @pytest.fixture
-def rank(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    monkeypatch.setattr(threading.Timer, "start", lambda _: None)  # which ends a rank whose channel closes
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def rank(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rank]:
+    told = {FOLDER: str(tmp_path), TOKEN: TOKEN_OF_TEST, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**told, "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("worker.rank.executor.use_threads", lambda *_: None)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    rank = Rank()
+    rank = Rank(tmp_path)
     yield rank
     rank.heartbeat.on_beat = Mock(side_effect=SystemExit)  # which ends a thread without a word
     rank.control.close()
+    rank.server.close()
     for thread in (rank.heartbeat, rank.server):
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -126,7 +131,7 @@ def test_a_lack_of_memory_for_one_answer_leaves_the_next_one_its_answer(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = Mock(side_effect=[MemoryError, {"state": "ready"}])
-    rank.server.status = status
+    monkeypatch.setattr(rank.executor, "status", status)
     rank.start()
     with pytest.raises(TimeoutError, match="no memory"):
         rank.status()

@@ -20,10 +20,9 @@ import torch.distributed as dist
 from tests.support.group.direct_group import DIT, DirectGroup, direct_on, source_of, wait_until
 from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
-from worker.rank.channels.heartbeat_link import HeartbeatLink, serve_heartbeats
-from worker.rank.job_groups import open_socket
+from worker.rank.channels.heartbeat_link import HeartbeatLink, serve_links
 from worker.wire.handshake import MAX_STRANGERS
-from worker.wire.private_folder import FOLDER, TOKEN, short_path
+from worker.wire.private_folder import CONTROL, FOLDER, TOKEN, short_path
 
 PATIENCE = 60.0
 SECONDS_TO_STOP = 20.0
@@ -76,7 +75,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.board, self.store = Board(2), dist.HashStore()
-        self.server = serve_heartbeats(self.board.hear, self.store)
+        self.server = serve_links(self.board.hear, self.store)[-1]
         self.link = HeartbeatLink(self.store)
 
 
@@ -119,7 +118,7 @@ def test_a_heartbeat_outlives_a_broken_connection(ranks: Ranks) -> None:
 
 def cut(link: HeartbeatLink) -> None:
     """Breaks a connection, as a network does."""
-    with open_socket(link.link.fileno()) as connection:
+    with socket.socket(fileno=os.dup(link.link.fileno())) as connection:
         connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -136,7 +135,7 @@ def address_of(ranks: Ranks) -> Iterator[Any]:
     if isinstance(address, tuple):
         yield address
         return
-    with short_path(Path(os.environ[FOLDER]) / "heartbeat") as path:
+    with short_path(Path(os.environ[FOLDER]) / CONTROL) as path:
         yield path
 
 

@@ -26,7 +26,7 @@ from worker.wire import handshake
 from worker.wire.endpoint import HELLO_BYTES, Endpoint, connect
 from worker.wire.handshake import MAX_STRANGERS, connect_to
 from worker.wire.private_folder import FOLDER, TOKEN, short_path
-from worker.wire.protocol import VERSION, decode, receive_frame, send_frame
+from worker.wire.protocol import VERSION, decode, encode, receive_frame, send_pieces
 
 SOON = 5.0  # seconds; for what takes milliseconds, on a machine that does other things too
 
@@ -41,8 +41,8 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoi
     monkeypatch.setenv(TOKEN, endpoint.token)
     yield endpoint
     endpoint.close()
-    for channel in endpoint.channels.values():
-        channel.close()
+    if endpoint.channel:
+        endpoint.channel.close()
 
 
 def knock(endpoint: Endpoint) -> socket.socket:
@@ -53,20 +53,19 @@ def knock(endpoint: Endpoint) -> socket.socket:
     return connection
 
 
-def connect_ranks(endpoint: Endpoint) -> float:
-    """Connects both channels from another thread, and returns how many seconds it took until they were there."""
+def connect_rank(endpoint: Endpoint) -> float:
+    """Connects the job channel from another thread, and returns how many seconds it took until it was there."""
     connected: list[socket.socket] = []
-    ranks = threading.Thread(target=lambda: connected.extend(connect(channel)[0] for channel in ("job", "control")))
+    rank = threading.Thread(target=lambda: connected.append(connect()))
     began = time.monotonic()
-    ranks.start()
+    rank.start()
     while not endpoint.accept(0.05):
         assert time.monotonic() - began < 30
     seconds = time.monotonic() - began
-    ranks.join()
-    for channel, theirs in zip(("job", "control"), connected, strict=True):
-        send_frame(endpoint.channels[channel], {"for": channel})
-        assert decode(receive_frame(theirs))[0] == {"for": channel}
-        theirs.close()
+    rank.join()
+    send_pieces(endpoint.channel, encode({"for": "job"}))
+    assert decode(receive_frame(connected[0]))[0] == {"for": "job"}
+    connected[0].close()
     return seconds
 
 
@@ -85,7 +84,7 @@ def test_the_socket_is_its_owners_alone_from_the_first_moment(tmp_path: Path, mo
 
 def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
     late = knock(endpoint)
-    connect_ranks(endpoint)
+    connect_rank(endpoint)
     endpoint.close()
     with pytest.raises(OSError):
         knock(endpoint)
@@ -118,7 +117,7 @@ def test_who_is_no_rank_holds_up_nobody(said: bytes, endpoint: Endpoint) -> None
     for stranger in strangers:
         stranger.sendall(said)
     assert not endpoint.accept(0.05)
-    assert connect_ranks(endpoint) < SOON
+    assert connect_rank(endpoint) < SOON
     for stranger in strangers:
         stranger.close()
 
@@ -128,7 +127,7 @@ def test_who_resets_the_connection_holds_up_nobody(endpoint: Endpoint) -> None:
         stranger = knock(endpoint)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stranger.close()
-    assert connect_ranks(endpoint) < SOON
+    assert connect_rank(endpoint) < SOON
 
 
 def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
@@ -137,7 +136,7 @@ def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
         strangers += [knock(endpoint) for _ in range(MAX_STRANGERS // 2)]
         endpoint.accept(0.1)
         assert len(endpoint.server.strangers) <= MAX_STRANGERS
-    assert connect_ranks(endpoint) < SOON
+    assert connect_rank(endpoint) < SOON
     for stranger in strangers:
         stranger.close()
 
@@ -172,21 +171,21 @@ def test_nonsense_behind_the_handshake_takes_no_channel(hello: bytes, endpoint: 
         link.send_bytes(hello)
         with pytest.raises((EOFError, ConnectionError)):
             link.recv_bytes()
-    assert connect_ranks(endpoint) < SOON
+    assert connect_rank(endpoint) < SOON
 
 
 def test_a_wrong_token_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "0" * 64)
     with pytest.raises(ConnectionError, match="digest"):
-        connect("job")
-    assert not endpoint.channels
+        connect()
+    assert not endpoint.channel
 
 
-def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
-    first, _ = connect("job")
+def test_the_channel_is_taken_once(endpoint: Endpoint) -> None:
+    first = connect()
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        connect("job")
-    send_frame(endpoint.channels["job"], {"hello": "first"})
+        connect()
+    send_pieces(endpoint.channel, encode({"hello": "first"}))
     assert decode(receive_frame(first))[0] == {"hello": "first"}
     first.close()
 
@@ -194,7 +193,7 @@ def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
 def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
     newer = (
         "import worker.wire.protocol as protocol; protocol.VERSION += 1\n"
-        "from worker.wire.endpoint import connect; connect('job')"
+        "from worker.wire.endpoint import connect; connect()"
     )
     rank = subprocess.Popen(
         [sys.executable, "-c", newer], cwd=REPOSITORY, env=os.environ, stderr=subprocess.PIPE, text=True

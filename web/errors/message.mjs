@@ -18,6 +18,7 @@ export const KINDS = {
   'paralleldit.NoWorkerGroup': 'group',
   'paralleldit.OutOfMemory': 'memory',
   'paralleldit.RequestRefused': 'refused',
+  'paralleldit.UnsendableError': 'refused',
   'paralleldit.SettingsError': 'settings',
   'paralleldit.PlanError': 'plan',
   'paralleldit.ModelFileError': 'file',

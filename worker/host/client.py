@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from ..comfyui.controls import take_new
 from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
-from ..wire.tensors import Tensors, UnsendableError
+from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, Arguments, pack, pack_call
 from .known_state import KnownState, SentConditions
 from .session import Check, OnStep
@@ -108,16 +107,12 @@ class WorkerGroup(Supervisor):
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
-        try:
-            name = ops.FORWARD if method in ops.ENTRIES else method
-            packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
-        fresh = take_new(tensors)
+        name = ops.FORWARD if method in ops.ENTRIES else method
+        packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
-            reply, results = self._request(header, {**fresh, **new}, check)
+            reply, results = self._request(header, new, check)
             on_reply(reply, take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
@@ -139,11 +134,7 @@ class WorkerGroup(Supervisor):
         called after every step. An exception in it or in `check` cancels the call at its next step. on_reply: as in
         `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
         given: Tensors = {}
-        try:
-            packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
-        tensors = {**tensors, **take_new(given)}
+        packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)
@@ -291,24 +282,20 @@ class WorkerGroup(Supervisor):
         self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
-        operation, done = ops.OPERATIONS[header["op"]], False
         self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step)
-            done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation
             raise WorkerGroupError(*died.advised(self.advise(session))) from error
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
         finally:
             self.changed.set()
-        if done:
-            if "seconds" in reply:
-                self.runs.step(operation.name, reply["seconds"], reply["communication"])
-            return reply, results
-        refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
-        raise refusal(**reply["error"])
+        if "error" in reply:
+            refusal = {MEMORY: OutOfMemory, NO_ROOM: NoRoom}.get(reply.get("kind", ""), RequestRefused)
+            raise refusal(**reply["error"])
+        if "seconds" in reply:
+            self.runs.step(header["op"], reply["seconds"], reply["communication"])
+        return reply, results
 
 
 def take_state(results: Tensors) -> Tensors:

@@ -1,21 +1,30 @@
-"""ComfyUI's side of the control channel. It asks questions and waits for answers; it gives orders and does not wait."""
+"""Asks rank 0 while a job runs. A question waits for its answer, an order does not."""
 
 from __future__ import annotations
 
-import socket
+import json
 import threading
+import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConnectionClosed
-from ..wire.protocol import Header, ProtocolError, decode, receive_frame, send_frame
+from ..wire.handshake import BROKEN_LINK, connect_to
+from ..wire.json_object import to_bytes
+from ..wire.private_folder import CONTROL
+from ..wire.protocol import Header
 
 
 class ControlClient:
-    """Rank 0 answers each frame in turn. Answers that nobody waits for are dropped. Any thread may use it."""
+    """Rank 0 answers each message in turn. Answers that nobody waits for are dropped. Any thread may use it."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
+    def __init__(self, folder: Path, token: str) -> None:
+        """folder: of the group. Raises ConnectionError."""
+        try:
+            self.link = connect_to(folder / CONTROL, token)
+        except BROKEN_LINK as error:
+            raise ConnectionClosed(f"Rank 0 cannot be reached: {error}.") from error
         self.asking = threading.Lock()
         self.sending = threading.Lock()
         self.unanswered: deque[object] = deque()
@@ -23,20 +32,21 @@ class ControlClient:
     def ask(self, question: Header, patience: float) -> dict[str, Any]:
         """Returns the answer. Raises TimeoutError after `patience` seconds, or if rank 0 could not answer, and
         ConnectionError if the group has died."""
+        deadline = time.monotonic() + patience
         if not self.asking.acquire(timeout=patience):
             raise TimeoutError("Another question has no answer yet.")
         try:
             own = self._send(question)
-            self.control.settimeout(patience)
-            while True:
-                answer, _ = decode(receive_frame(self.control))
+            while self.link.poll(max(0.0, deadline - time.monotonic())):
+                answer = json.loads(self.link.recv_bytes())
                 if self.unanswered.popleft() is own:
                     if "error" in answer:
                         raise TimeoutError(answer["error"])
                     return answer
+            raise TimeoutError("Rank 0 has not answered.")
         except TimeoutError:
             raise
-        except (OSError, ProtocolError) as error:
+        except BROKEN_LINK as error:
             raise ConnectionClosed("The control channel is broken.") from error
         finally:
             self.asking.release()
@@ -46,14 +56,16 @@ class ControlClient:
         self._send(order)
 
     def close(self) -> None:
-        self.control.close()
+        """Closes the link once nobody reads from it. Called when rank 0 has ended, so a question ends at once."""
+        with self.asking:
+            self.link.close()
 
     def _send(self, header: Header) -> object:
         own = object()
         with self.sending:
             self.unanswered.append(own)
             try:
-                send_frame(self.control, header)
+                self.link.send_bytes(to_bytes(header))
             except OSError as error:
                 raise ConnectionClosed("The control channel is closed.") from error
         return own

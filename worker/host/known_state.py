@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
+from ..comfyui.controls import take_new
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 
 MOST, MOST_BYTES = 64, 512 << 20  # of the conditions that are kept beside those of the last request
-
-Name = TypeVar("Name", bound=Hashable)
 
 
 class SentConditions:
@@ -27,9 +25,12 @@ class SentConditions:
         self.sent: Tensors = {}
         self.count = 0
 
-    def exchange(self, conditions: Mapping[Name, torch.Tensor]) -> tuple[dict[Name, str], Tensors, list[str]]:
-        """Returns, for a request's conditions: the key of each, the tensors to send by key, and the keys to drop."""
-        keys: dict[Name, str] = {}
+    def exchange(self, tensors: Tensors) -> tuple[dict[str, str], Tensors, list[str]]:
+        """Returns, for a request's tensors: the keys of those that are kept; the tensors to send, by key or by their
+        own name; and the keys to drop."""
+        keys: dict[str, str] = {}
+        conditions = dict(tensors)
+        fresh = take_new(conditions)
         new: Tensors = {}
         pairs = [(name, key) for name in conditions for key in self.sent]
         answers = find_equal([(conditions[name], self.sent[key]) for name, key in pairs])
@@ -53,7 +54,7 @@ class SentConditions:
         ]
         for key in dropped:
             del self.sent[key]
-        return keys, new, dropped
+        return keys, {**fresh, **new}, dropped
 
 
 def find_equal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

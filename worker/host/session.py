@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from ..launch.process import WorkerProcess, explain_silence, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
-from ..wire.job_channel import HostChannel
+from ..wire.job_channel import FRAMES, FrameMemory, HostChannel
 from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
 from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
@@ -73,33 +74,32 @@ class Session:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not is_only_ours(folder):  # a cleaner has removed ours, and somebody has made this
                 raise PermissionError(f"others can write to its folder {folder}")
-            for name in (STORE, EXPECTED):  # of the last session
-                (folder / name).unlink(missing_ok=True)
-            if source:
-                (folder / EXPECTED).write_text(json.dumps(source))
+            (folder / STORE).unlink(missing_ok=True)  # of the last session
             endpoint = Endpoint(folder)
             try:
                 here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                environment = {**os.environ, **here, TOKEN: endpoint.token}
+                memory = FrameMemory.create()
+                own = {TOKEN: endpoint.token, FRAMES: memory.address, EXPECTED: json.dumps(source)}
+                environment = {**os.environ, **here, **own}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
-                self._await_ranks(endpoint, check)
+                connection = self._await_ranks(endpoint, check)
             finally:
                 endpoint.close()
         except (OSError, ProtocolError) as error:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = HostChannel(endpoint.channels["job"], endpoint.memory)
+        self.job_channel = HostChannel(connection, memory if endpoint.hello.get("has_memory") else None)
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
-        self.control = ControlClient(endpoint.channels["control"])
         self.answered = time.monotonic()  # when rank 0 last did
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
-    def _await_ranks(self, endpoint: Endpoint, check: Check) -> None:
+    def _await_ranks(self, endpoint: Endpoint, check: Check) -> socket.socket:
+        """Connects the control channel once the job channel is there, and returns the latter."""
         deadline = time.monotonic() + self.settings.start_seconds
         try:
-            while not endpoint.accept(POLL_SECONDS):
+            while not endpoint.accept(POLL_SECONDS) or endpoint.channel is None:
                 check()
                 if self.process.exited.is_set():
                     reason = self.process.reason().because("The worker group did not start. ")
@@ -110,6 +110,8 @@ class Session:
                         "If it only needs longer, raise start_seconds in the settings.",
                         self.process.log_tail(),
                     )
+            self.control = ControlClient(self.process.folder, endpoint.token)
+            return endpoint.channel
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self.process.stop()
             raise
@@ -217,11 +219,6 @@ class Session:
     def has_lost_rank(self) -> bool:
         """Whether a rank on this machine has ended. torchrun sees that later."""
         return not all(map(is_alive, self._pids_here()))
-
-    def end_if_rank_gone(self) -> None:
-        """Ends the session if it has lost a rank."""
-        if self.has_lost_rank:
-            self.end()
 
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""

@@ -124,7 +124,8 @@ class Supervisor:
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # if it dies meanwhile, that is recorded below
                 session.await_cancelled(check)
-            session.end_if_rank_gone()
+            if session.has_lost_rank:
+                session.end()
         self.source = source or self.source
         is_other = bool(session and source and session.known.needs_other_import(source))
         self._check_stops(stops)
@@ -281,6 +282,7 @@ class Supervisor:
 
     def _record_death(self, session: Session) -> None:
         """Closes a session that has died, and counts the death."""
+        self.phase = "restarting"  # first: nobody may see a group that is ready, but has no session
         self.session = None
         self.last_death = session.end()
         session.close()

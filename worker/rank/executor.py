@@ -17,7 +17,7 @@ from parallel_backend.plan import ParallelPlan
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Control, Outcome
+from .agreement import DONE, Control, Outcome, agree
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -36,7 +36,7 @@ def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, 
 
 @dataclass(eq=False)
 class Executor:
-    """Executes one request at a time. Another thread may call `status`.
+    """Executes one request at a time. Another thread may call `answer`.
 
     control: the groups by which ranks agree. groups: for all other communication. emit: sends an event of the running
     request to ComfyUI; called on rank 0 only. job: the running one.
@@ -63,7 +63,8 @@ class Executor:
         name = job.operation.name
         with self.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
-            outcome = job.agree_among_all(outcome)
+            if job.ranks < self.control.world:  # those outside of the plan learn it, too
+                outcome = agree(outcome, self.control.everyone, self.control.world)
         is_done = outcome.kind == DONE
         if is_done:
             self.groups.check()
@@ -87,7 +88,7 @@ class Executor:
         """Drops the model if a job that ended early may have left it half changed. Drops everything if its
         communication was cut."""
         if outcome.kind == MEMORY:
-            self.state.crowded |= {each.plan.world_size for each in self.state.aside}
+            self.state.crowded |= {each.mesh.plan.world_size for each in self.state.aside}
         if outcome.kind in (FAILED, MEMORY):
             self.state.drop_all()
             self.groups.cut(job.id)
@@ -102,9 +103,23 @@ class Executor:
         lengths, waits = zip(*self.timeline.steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
 
+    def answer(self, question: Header) -> Header:
+        """Answers ComfyUI from another thread while a job runs. It is an error if the question is unknown, or the
+        memory full: a job may use it up, and goes on without it."""
+        try:
+            match question:
+                case {"op": "status"}:
+                    return self.status()
+                case {"op": "cancel", "job": int(job)}:
+                    self.heartbeat.cancel(job)
+                    return {}
+        except MemoryError:
+            return {"error": f"Rank 0 has no memory for {question['op']!r}."}
+        return {"error": f"Rank 0 knows no question {question!r:.100}; restart ComfyUI."}
+
     def status(self) -> dict[str, Any]:
-        """Returns what the control channel reports. Another thread reads it while a job runs."""
-        job, held = self.job, self.state.held
+        """Returns what ComfyUI shows of the ranks."""
+        job, model = self.job, self.state.model
         return {
             "state": "busy" if job else "parked" if self.state.is_parked else "ready",
             "operation": job and job.operation.name,
@@ -113,7 +128,7 @@ class Executor:
             "pids": [place["pid"] for place in self.places],
             "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
             "counts": dict(self.counts),
-            "exchanges": exchanges_of(held and held.plan),
+            "exchanges": exchanges_of(model and model.mesh.plan),
             **self.heartbeat.status(),
             **self.state.loaded,
         }

@@ -116,12 +116,6 @@ class Job:
             return result, own
         return result, agree(own, self.control_group, self.ranks)
 
-    def agree_among_all(self, outcome: Outcome) -> Outcome:
-        """Agrees among all ranks, so that those outside of the plan learn how the job ended."""
-        if self.ranks == self.control.world:
-            return outcome
-        return agree(outcome, self.control.everyone, self.control.world)
-
     def together(self, action: Callable[[], Result]) -> Result:
         """Runs an action that may fail on one rank alone, before collectives follow. Raises Ended on all ranks if it
         fails on any."""
@@ -183,7 +177,7 @@ class Job:
         rank, device = dist.get_rank(), self.state.device
         try:
             model = describe_model(self.operation, self.header, self.latents, self.state.model)
-            others = sum(each.model.resident_bytes for each in self.state.aside)
+            others = sum(each.resident_bytes for each in self.state.aside)
             return OutOfMemoryReport(
                 rank, self.operation, asked(lack), full, DeviceMemory.now(device), **model, others=others
             ).explanation

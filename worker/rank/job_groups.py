@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -130,7 +130,7 @@ class JobGroups:
                 list(pool.map(lambda group: group.abort(), groups))
             for descriptor, name in self.sockets.items():
                 if read_socket_name(descriptor) == name:  # the descriptor was not closed and reused since
-                    with contextlib.suppress(OSError), open_socket(descriptor) as connection:
+                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
                         connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()
 
@@ -178,7 +178,7 @@ def list_connected_sockets() -> dict[int, str]:
     for entry in os.listdir(SOCKETS) if os.path.isdir(SOCKETS) else ():
         name = read_socket_name(int(entry))
         if name:
-            with contextlib.suppress(OSError), open_socket(int(entry)) as connection:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as connection:
                 connection.getpeername()  # raises for a listening socket, whose shutdown gloo does not survive
                 found[int(entry)] = name
     return found
@@ -191,13 +191,3 @@ def read_socket_name(descriptor: int) -> str:
     except OSError:
         return ""
     return name if name.startswith("socket:") else ""
-
-
-@contextlib.contextmanager
-def open_socket(descriptor: int) -> Iterator[socket.socket]:
-    """Returns the socket as a Python object."""
-    connection = socket.socket(fileno=os.dup(descriptor))
-    try:
-        yield connection
-    finally:
-        connection.close()

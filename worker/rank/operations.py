@@ -23,15 +23,14 @@ from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
-from ..comfyui.controls import take_new
 from ..comfyui.merges import MergedFile
+from ..comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, unpack_call
 from .agreement import DONE, REFUSED, Ended
-from .aside import HeldModel, make_way
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes, release_memory
 from .model.copied_file import bring_file, find_copy
@@ -90,64 +89,53 @@ class Operations:
             if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
                 job.alone(lambda: kept.replan(mesh))
         here = source if kept else bring_file(job, source, held)
-        model = kept or job.together(lambda: job.alone(lambda: HostModel.build(here, mesh, job.check)))
-        self.place(job, self.state.keep_model(model, source, plan))
+        model = kept or job.together(lambda: job.alone(lambda: HostModel.build(source, mesh, job.check, here)))
+        self.state.keep_model(model)
+        self.place(job, model)
         job.told[ops.BESIDE] = self.state.loaded.get(ops.BESIDE, "")
 
-    def place(self, job: Job, held: HeldModel, working: int = 0) -> None:
+    def place(self, job: Job, model: HostModel, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
         weights come back to the device first. If it has no room for them, they stay parked."""
-        self.unpark(job, held.model.parking)
-        self.make_way(job, held, working)
+        self.unpark(job, model.parking)
+        self.state.make_way(job, model, working)
         self.state.before = own_bytes(self.state.device)
         try:
-            held.placement.place(job, held.model, held.plan, working)
+            model.placement.place(job, model, model.mesh.plan, working)
         except Ended:
             self.state.drop_model()
             raise
-        self.state.loaded = {**self.state.loaded, "weights": held.placement.describe(job, held.model)}
+        self.state.loaded = {**self.state.loaded, "weights": model.placement.describe(job, model)}
         self.state.publish()
 
-    def make_way(self, job: Job, held: HeldModel, working: int, networks: int = 0) -> None:
-        """Releases models that were set aside, if they leave too little room. The status says which ones, and which
-        stay. working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
-        state = self.state
-        if state.aside:
-            held.model.working_bytes = max(held.model.working_bytes, working)
-            said = make_way(job, held, networks, state.aside, state.release)
-            state.loaded = {**state.loaded, ops.BESIDE: said, "aside": [each.source.file for each in state.aside]}
-
-    def make_room(self, job: Job, held: HeldModel, working: int) -> None:
+    def make_room(self, job: Job, model: HostModel, working: int) -> None:
         """Frees weights before forwards that need more bytes than any before."""
-        model = held.model
         if working <= model.working_bytes:
             return
         if model.fetched.blocks:
-            self.place(job, held, working)
+            self.place(job, model, working)
         else:
-            self.make_way(job, held, working)
+            self.state.make_way(job, model, working)
             job.together(lambda: job.alone(lambda: model.place(working)))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
         loaded."""
-        model = self.get_held(job).model
-        files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
+        model = self.get_model(job)
+        sources = [bring_file(job, HostSource.from_json(fields)) for fields in job.header["files"]]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
-        job.alone(lambda: model.patch(job.header["patches"], own, files))
+        job.alone(lambda: model.patch(job.header["patches"], own, list(map(MergedFile, sources))))
         model.patched = job.header["key"]
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
-        held = self.get_held(job)
-        model, fresh = held.model, take_new(tensors)
-        given = {**fresh, **self.state.take_conditions(job.header, tensors)}
+        model, given = self.get_model(job), self.state.take_conditions(job.header, tensors)
         calls = parse_field(
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
         if (method := job.header["method"]) in ops.ENTRIES:
-            self.prepare_options(job, held, calls[0].kwargs)
-            self.make_room(job, held, job.alone(lambda: model.estimate_working_of_calls(calls)))
+            self.prepare_options(job, model, calls[0].kwargs)
+            self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
             outputs = run_model_code(
                 lambda: model.call(calls, method), model.refuses_alike([call.size for call in calls])
             )
@@ -165,21 +153,21 @@ class Operations:
         }
         return {**found, **changed}
 
-    def prepare_options(self, job: Job, held: HeldModel, kwargs: Mapping[str, Any]) -> None:
+    def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
         runs inside of the model. The ranks attend by the kernel that a node chose if all of them can."""
-        model = held.model
-        if parse_field(model.asks_for_code, kwargs, "options"):
-            job.together(lambda: model.take_objects(kwargs))
+        options = parse_field(lambda given: dict(given.get(OPTIONS) or {}), kwargs, "options")
+        if options.get(GRAPH):  # functions or objects that are not here yet
+            job.together(lambda: model.take_objects(kwargs[OPTIONS]))
             if networks := model.decoder.networks:
                 lacking = sum(each.model_size() - each.loaded_size() for each in networks)
-                self.make_way(job, held, model.working_bytes, lacking)
+                self.state.make_way(job, model, model.working_bytes, lacking)
                 job.together(lambda: model.place(model.working_bytes))
-        asked = parse_field(model.new_compile_settings, kwargs, "options")
-        if asked:
+        asked = options.get(COMPILED)
+        if asked and asked != model.module.compiled.compiled_for:
             job.together(lambda: check_compiler(asked, self.state.device))
-        if name := parse_field(model.asked_kernel, kwargs, "options"):
-            self.choose_kernel(job, model, name)
+        if name := options.get(KERNEL):
+            self.choose_kernel(job, model, str(name))
 
     def choose_kernel(self, job: Job, model: HostModel, name: str) -> None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, the reply says why, and which
@@ -194,12 +182,10 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has cancelled it."""
-        held = self.get_held(job)
-        model = held.model
+        model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         noise = own["noise"]
-        fresh = take_new(tensors)
-        given = {**fresh, **self.state.take_conditions(job.header, tensors)}
+        given = self.state.take_conditions(job.header, tensors)
         call = SamplerCall(**job.header["call"])
         stepper = build_stepper(call, noise, model.module)
         passes = parse_field(lambda values: unpack_passes(values, given), job.header["passes"], "passes")
@@ -207,8 +193,8 @@ class Operations:
         shape = (max(sizes), *noise.shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
         kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
-        self.make_room(job, held, working + kept)
-        self.prepare_options(job, held, passes[0].kwargs)
+        self.make_room(job, model, working + kept)
+        self.prepare_options(job, model, passes[0].kwargs)
         passes, context = model.prepare_passes(passes)
 
         everyone = job.groups.whole(CPU, job.ranks)
@@ -340,12 +326,12 @@ class Operations:
         job.told[ops.MEASURED] = measure_ranks(ranks, self.state.device, dtype, job.control_group)
         release_memory(self.state.device)
 
-    def get_held(self, job: Job) -> HeldModel:
+    def get_model(self, job: Job) -> HostModel:
         """Returns the model in use, on its device. Raises RequestError if there is none."""
-        if self.state.held is None:
+        if (model := self.state.model) is None:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
-        self.unpark(job, self.state.held.model.parking)
-        return self.state.held
+        self.unpark(job, model.parking)
+        return model
 
 
 def take_state(job: Job, model: HostModel) -> Tensors:

@@ -1,4 +1,4 @@
-"""Runs a rank: it joins the group, and runs requests until ComfyUI closes the job channel.
+"""Runs a rank: it joins the group, and runs requests until its process is ended.
 
 Rank 0 reads frames from ComfyUI's job channel and passes each to the other ranks as bytes. Every rank then runs the
 request, and they agree how it ended. An error in a request's content or a lack of memory is reported. Any other
@@ -12,6 +12,7 @@ import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -26,27 +27,24 @@ from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
 from ..launch.torchrun import DEVICE, is_one_machine, read_gpus
-from ..wire.endpoint import connect, connect_job
+from ..wire.endpoint import connect
 from ..wire.job_channel import RankChannel
 from ..wire.private_folder import EXPECTED, FOLDER, STORE
 from ..wire.protocol import Header, decode
 from ..wire.tensors import Tensors, UnsendableError
 from .agreement import REFUSED, Control, Outcome
-from .channels.control_server import ControlServer
 from .channels.heartbeat import Board, Heartbeat
-from .channels.heartbeat_link import HeartbeatLink, serve_heartbeats
+from .channels.heartbeat_link import HeartbeatLink, serve_links
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
 from .state import RankState
 
 
-def serve(channel: RankChannel | None, executor: Executor, relay: FrameRelay) -> None:
-    """Runs requests until ComfyUI closes the job channel. The channel is None on ranks other than 0."""
+def serve(channel: RankChannel | None, executor: Executor, relay: FrameRelay) -> NoReturn:
+    """Runs requests. The channel is None on ranks other than 0. Raises ConnectionClosed if ComfyUI has closed it."""
     while True:
         header, tensors = decode(relay.receive(channel and channel.connection))
-        if header.get("op") == "stop":
-            return
         reply, results = executor.execute(header, tensors)
         if channel:
             answer(channel, {"id": header.get("id")}, reply, results, executor.state)
@@ -62,11 +60,10 @@ def answer(channel: RankChannel, start: Header, reply: Header, results: Tensors 
 
 def import_expected() -> None:
     """Imports what the first model will need, if it is known. Errors are left to the load."""
-    expected = Path(os.environ[FOLDER]) / EXPECTED
     try:
-        if expected.exists():
+        if source := json.loads(os.environ.get(EXPECTED, "null")):
             with pause_garbage_collector():
-                import_comfyui(HostSource.from_json(json.loads(expected.read_text())))
+                import_comfyui(HostSource.from_json(source))
     except Exception:
         logging.exception("ComfyUI could not be imported ahead")
 
@@ -105,22 +102,23 @@ def run() -> None:
 
     relay = FrameRelay(device)
     board = Board(world)
-    if rank == 0 and world > 1:
-        serve_heartbeats(board.hear, store)
+
+    def hear(message: Header) -> Header:
+        """Hears on rank 0 a rank's beat, or ComfyUI's question, which comes once the job channel is there."""
+        return board.hear(message) if "rank" in message else executor.answer(message)
+
+    if rank == 0:
+        serve_links(hear, store)
     dist.barrier(relay.group)  # the server listens
     ask = HeartbeatLink(store).ask if rank else board.hear
     heartbeat = Heartbeat(rank, board, ask, state.memory, lambda: timeline.moves, cut, log.rotate)
     groups.connect_ahead(relay.group)
     heartbeat.start()
-    channel = connect_job(relay.memory) if rank == 0 else None
 
     def emit(event: Header, tensors: Tensors) -> None:
         if channel:
             channel.send(event, tensors)
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
-    if channel:
-        connection, _ = connect("control")
-        ControlServer(connection, executor.status, heartbeat.cancel).start()
+    channel = RankChannel(connect(relay.memory is not None), relay.memory) if rank == 0 else None
     serve(channel, executor, relay)
-    dist.destroy_process_group()

@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,16 +16,19 @@ import torch
 
 from parallel_backend.device import is_accelerator, outside_bytes
 from parallel_backend.errors import RequestError
+from parallel_backend.groups.communicators import count_weights_communicator
 from parallel_backend.groups.mesh_layout import same_weights
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.weights.fitting import Links
-from parallel_backend.weights.placement import WeightPlacement
+from parallel_backend.weights.placement import Ranks
 
+from ..comfyui.controls import take_new
 from ..comfyui.model import hide_from_management
+from ..wire.operations import BESIDE
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
-from .aside import HeldModel
 from .memory.device_memory import memory_use, own_bytes, release_memory, resident_bytes
+from .memory.out_of_memory import size
 from .memory.sensors import find_sensors
 from .model.host_model import HostModel
 
@@ -49,9 +53,9 @@ class RankState:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.outside = outside_bytes(device)  # before communicators and weights take theirs
-        self.held: HeldModel | None = None  # the model in use
+        self.model: HostModel | None = None  # in use
         self.links: dict[tuple[int, int], Links] = {}  # see `WeightPlacement`
-        self.aside: list[HeldModel] = []  # the earliest used first; their plans have as many ranks as the last one
+        self.aside: list[HostModel] = []  # the earliest used first; their plans have as many ranks as the last one
         # By the link to each, this rank's copies of files that are on another machine, see `copied_file.py`.
         self.copies: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
         self.crowded: set[int] = set()  # the numbers of ranks that lacked memory while a model was set aside
@@ -63,11 +67,6 @@ class RankState:
         self.read_sensors = find_sensors(device)
         self.publish()
 
-    @property
-    def model(self) -> HostModel | None:
-        held = self.held  # read once: another thread may ask
-        return held and held.model
-
     def reply(self) -> Header:
         """Returns what each reply says: whether there is a model in use, the key of the changes to its weights, and the
         sampling whose objects it has."""
@@ -78,9 +77,9 @@ class RankState:
             "run": model.decoder.run if model else "",
         }
 
-    def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> HeldModel:
-        placement = self.held.placement if self.held else WeightPlacement(self.links)
-        self.held = HeldModel(model, source, plan, placement)
+    def keep_model(self, model: HostModel) -> None:
+        source, plan, self.model = model.source, model.mesh.plan, model
+        model.placement.links = self.links
         self.loaded = {
             "model": source.model_class,
             "files": list(source.files),
@@ -88,7 +87,6 @@ class RankState:
             "weights": {},
         }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
-        return self.held
 
     def choose_model(self, source: HostSource, plan: ParallelPlan) -> None:
         """Sets the model aside if another one is asked for, and takes up the one that is, if it was set aside.
@@ -97,22 +95,22 @@ class RankState:
         released, because some of these ranks would lack their part.
         """
         self.release([each for each in self.aside if not can_stay(each, source, plan)])
-        held = self.held
-        if held and held.source == source:
+        model = self.model
+        if model and model.source == source:
             return
-        if held and can_stay(held, source, plan):
+        if model and can_stay(model, source, plan):
             # Parked weights are already in RAM. On the CPU, weights are pages of the files, which are soon read again.
-            is_there = is_accelerator(self.device) and not held.model.parking.is_parked
+            is_there = is_accelerator(self.device) and not model.parking.is_parked
             if is_there and plan.world_size not in self.crowded:
-                held.model.forget()
-                hide_from_management(held.model.patcher)
-                self.aside.append(held)
+                model.forget()
+                hide_from_management(model.patcher)
+                self.aside.append(model)
                 self.forget_model()
         for found in [each for each in self.aside if each.source == source]:
             self.aside.remove(found)
-            self.held = found
+            self.model = found
 
-    def release(self, models: Sequence[HeldModel]) -> list[str]:
+    def release(self, models: Sequence[HostModel]) -> list[str]:
         """Frees the memory of models that were set aside. Returns their names."""
         names = [each.source.name for each in models]
         self.aside[:] = [each for each in self.aside if each not in models]
@@ -122,15 +120,39 @@ class RankState:
             release_memory(self.device)
         return names
 
+    def make_way(self, ranks: Ranks, model: HostModel, working: int, networks: int = 0) -> None:
+        """Releases models that were set aside, the earliest used first, until this one fits beside the others. The
+        status says which ones stay, which do not, and why. All ranks of the plan call this together, and do the same.
+
+        working: the bytes that a forward needs beside the weights. networks: the bytes of networks to come."""
+        if not self.aside:
+            return
+        model.working_bytes = max(model.working_bytes, working)
+        gone, lacked, plan, name = [], 0, model.mesh.plan, model.source.name
+        savings = sum(map(count_savings, (model, *self.aside))) - count_weights_communicator(plan)
+        while self.aside and (lacking := model.placement.count_lacking(ranks, model, plan, networks)):
+            gone, lacked = [*gone, *self.release(self.aside[:1])], lacked or lacking
+        found = []
+        if self.aside:
+            said = f"Beside {name}, the devices keep {', '.join(each.source.name for each in self.aside)}."
+            found.append(said)
+        if gone:
+            said = f"The devices released {', '.join(gone)}, because beside it {name} lacked {size(lacked)}."
+            found.append(said)
+            if savings >= lacked:
+                said = "With weights=shared, all of them fit."
+                found.append(said)
+        self.loaded = {**self.loaded, BESIDE: " ".join(found), "aside": [each.source.file for each in self.aside]}
+
     def find_reusable_model(self, source: HostSource, plan: ParallelPlan) -> HostModel | None:
         """Returns the model if its weights are from this source and are all that this rank needs under the plan.
 
         All ranks of the plan get the same answer. If the plan has fewer ranks than before, sharded weights do not
         suffice, because other ranks keep a part.
         """
-        if self.held is None or self.held.source != source:
+        model = self.model
+        if model is None or model.source != source:
             return None
-        model = self.held.model
         before = model.mesh.plan
         if before.world_size > plan.world_size and model.fetched.store:
             return None
@@ -149,7 +171,7 @@ class RankState:
         self.freeze_imports()
 
     def forget_model(self) -> None:
-        self.held, self.loaded = None, {}
+        self.model, self.loaded = None, {}
 
     def freeze_imports(self) -> None:
         """Lets no later collection scan the modules that a model's code has imported. Each takes a tenth of a second.
@@ -167,10 +189,9 @@ class RankState:
         self.drop_model()
 
     def take_conditions(self, header: Header, tensors: Tensors) -> Tensors:
-        """Keeps the conditions in the request, on the device. Returns those that the header names by key.
-
-        Raises RequestError for a key that is not known.
-        """
+        """Keeps the conditions in the request, on the device. Returns those that the header names by key, and what is
+        new in each call. Raises RequestError for a key that is not known."""
+        fresh = take_new(tensors)
         for key in header["drop"]:
             self.conditions.pop(key, None)
         copies = {key: tensor.to(self.device, copy=True, non_blocking=True) for key, tensor in tensors.items()}
@@ -178,7 +199,7 @@ class RankState:
         unknown = [key for key in header["conditions"].values() if key not in self.conditions]
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
-        return {name: self.conditions[key] for name, key in header["conditions"].items()}
+        return {**fresh, **{name: self.conditions[key] for name, key in header["conditions"].items()}}
 
     def publish(self, seconds: float = 0.0) -> None:
         """Measures this rank's memory for `memory`, unless it has been measured in the last so many seconds.
@@ -188,10 +209,10 @@ class RankState:
         """
         if seconds and time.monotonic() - self.published < seconds:
             return
-        models = [each.model for each in (self.held, *self.aside) if each]
+        models = [each for each in (self.model, *self.aside) if each]
         weights, resident = (sum(each.weight_bytes for each in models), sum(each.resident_bytes for each in models))
         figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
-        if self.held and (bringing := self.held.placement.bringing):
+        if self.model and (bringing := self.model.placement.bringing):
             figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
         self.figures, self.published = figures, time.monotonic()
 
@@ -211,8 +232,15 @@ class RankState:
         return bool(parkings) and all(parking.is_parked for parking in parkings)
 
 
-def can_stay(held: HeldModel, source: HostSource, plan: ParallelPlan) -> bool:
+def can_stay(model: HostModel, source: HostSource, plan: ParallelPlan) -> bool:
     """Whether a model may stay beside another one: all ranks have a part of both, and it is no other form of the same
     file."""
-    is_other_form = held.source != source and held.source.file == source.file
-    return held.plan.world_size == plan.world_size and not is_other_form
+    is_other_form = model.source != source and model.source.file == source.file
+    return model.mesh.plan.world_size == plan.world_size and not is_other_form
+
+
+def count_savings(model: HostModel) -> int:
+    """Returns the bytes of a device that weights=shared saves, in comparison with where the weights are or, of a new
+    model, will be."""
+    kept, count = model.placement.decided or model.mesh.plan, model.sizes.count_kept_bytes
+    return max(count(kept)) - max(count(replace(kept, weights=SHARED, weight_blocks=0)))

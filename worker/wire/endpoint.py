@@ -1,8 +1,8 @@
 """The socket in the group's folder at which ComfyUI waits for rank 0.
 
-Behind the handshake (`handshake.py`), a channel begins with a hello of rank 0, {"version", "channel", "memory"}, and a
-welcome of ComfyUI, {"version", "memory"}. The job channel's hello says where rank 0's memory is, and its welcome
-whether ComfyUI maps it. Both sides report different versions.
+Behind the handshake (`handshake.py`), the job channel begins with a hello of rank 0, {"version", "has_memory"}, and a
+welcome of ComfyUI, {"version"}. has_memory: whether rank 0 maps the memory for frames. Both sides report different
+versions.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import socket
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at, patience
-from .job_channel import FrameMemory, RankChannel
+from .handshake import BROKEN_LINK, HandshakeServer, connect_to, listen_at
 from .json_object import parse_object, to_bytes
 from .private_folder import FOLDER
-from .protocol import VERSION, Header, ProtocolError, check_version
+from .protocol import VERSION, Header, check_version
 
 SOCKET = "socket"
-CHANNELS = ("job", "control")
 HELLO_BYTES = 4096
-BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
+BUFFER = socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20  # holds a whole latent, where the kernel allows it
 
 
 class Endpoint:
-    """Listens until both channels of one worker group have connected. After that nobody can connect.
+    """Listens until the job channel of one worker group has connected. After that nobody can connect.
 
     The socket is 0600 in a 0700 folder. Besides, a rank has to know the session's random token.
     """
@@ -38,68 +35,49 @@ class Endpoint:
         """folder: of the group. Raises OSError."""
         self.token = secrets.token_hex(32)
         self.path = folder / SOCKET
-        self.channels: dict[str, socket.socket] = {}
-        self.memory: FrameMemory | None = None
-        self.other_version: ProtocolError | None = None
-        self.is_over = threading.Event()
+        self.channel: socket.socket | None = None
+        self.hello: Header = {}  # of the channel
+        self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = HandshakeServer(listen_at(self.path), self.token, self._hear)
 
     def accept(self, seconds: float) -> bool:
-        """Waits up to `seconds` for connections. Returns whether every channel has connected. Raises ProtocolError for
-        ranks of another version."""
-        self.is_over.wait(seconds)
-        if self.other_version:
-            raise self.other_version
-        return self.is_over.is_set()
+        """Waits up to `seconds` for the channel. Returns whether it has connected. Raises ProtocolError for ranks of
+        another version."""
+        if not self.is_over.wait(seconds):
+            return False
+        check_version(self.hello["version"])
+        return True
 
     def close(self) -> None:
-        """Stops listening and removes the socket. Accepted channels stay open."""
+        """Stops listening and removes the socket. An accepted channel stays open."""
         self.server.close()
         self.path.unlink(missing_ok=True)
 
     def _hear(self, connection: socket.socket, link: Connection) -> None:
         hello = parse_object(link.recv_bytes(HELLO_BYTES))
-        channel, memory = hello["channel"], hello.get("memory")
-        if channel not in CHANNELS or self.channels.setdefault(channel, connection) is not connection:
-            raise ValueError(f"the channel {channel!r:.40} is unknown, or was taken before")
-        if memory:
-            with contextlib.suppress(OSError, TypeError, ValueError):  # it goes without, through the socket
-                self.memory = FrameMemory.open(memory, self.token, writes=True)
+        with self.lock:
+            if self.channel or "version" not in hello:
+                raise ValueError("this is no hello, or the channel was taken before")
+            self.channel, self.hello = connection, hello
         with contextlib.suppress(OSError):  # the first use of the channel will report it
-            link.send_bytes(to_bytes({"version": VERSION, "memory": self.memory is not None}))
-        prepare(connection)
-        try:
-            check_version(hello["version"])
-        except ProtocolError as error:
-            self.other_version = error
-        if self.other_version or len(self.channels) == len(CHANNELS):
-            self.is_over.set()
+            link.send_bytes(to_bytes({"version": VERSION}))
+        connection.setsockopt(*BUFFER)
+        self.is_over.set()
 
 
-def prepare(connection: socket.socket) -> socket.socket:
-    """Makes a connection a channel: blocking, with a buffer for a latent."""
-    connection.setsockopt(*patience(0))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    return connection
-
-
-def connect_job(memory: FrameMemory | None) -> RankChannel:
-    """Connects the job channel. memory: for frames, if there is any. Raises what `connect` raises."""
-    connection, welcome = connect("job", memory.flow.address if memory else None)
-    return RankChannel(connection, memory if welcome["memory"] else None)
-
-
-def connect(channel: str, memory: Any = None) -> tuple[socket.socket, Header]:
-    """Connects rank 0's end of a channel. Returns the connection and ComfyUI's welcome. memory: where rank 0's is.
+def connect(has_memory: bool = False) -> socket.socket:
+    """Connects rank 0's end of the job channel. has_memory: whether this rank maps the memory for frames.
 
     Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
     path = Path(os.environ[FOLDER]) / SOCKET
     try:
         with connect_to(path) as link:
-            link.send_bytes(to_bytes({"version": VERSION, "channel": channel, "memory": memory}))
-            welcome = parse_object(link.recv_bytes(HELLO_BYTES))
-            check_version(welcome["version"])
-            return prepare(socket.socket(fileno=os.dup(link.fileno()))), welcome
+            # Version 26 reads "channel", too, before it says that it is another version.
+            link.send_bytes(to_bytes({"version": VERSION, "has_memory": has_memory, "channel": "job"}))
+            check_version(parse_object(link.recv_bytes(HELLO_BYTES))["version"])
+            connection = socket.socket(fileno=os.dup(link.fileno()))
+            connection.setsockopt(*BUFFER)
+            return connection
     except BROKEN_LINK as error:
         raise ConnectionError(f"ComfyUI cannot be reached at its socket {path}: {error}.") from error

@@ -8,28 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from .private_folder import TOKEN, short_path
 
 MAX_STRANGERS = 64  # connections at the same time whose handshake is not over
-PATIENCE_SECONDS = 10  # with a silent process
+PATIENCE_SECONDS = 10  # with a handshake
 PAUSE_SECONDS = 0.05
 BROKEN_LINK = (OSError, EOFError, ValueError, AssertionError, AuthenticationError)  # of a handshake or a message
-
-open_link: Callable[..., Connection] = cast("Any", Client)  # which on Windows returns another class
-
-
-def patience(seconds: int) -> tuple[int, int, bytes]:
-    """Returns the option of a socket that raises BlockingIOError where nothing comes for so many seconds; 0: never."""
-    return socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0)
 
 
 def listen_at(path: Path) -> socket.socket:
@@ -43,13 +35,22 @@ def listen_at(path: Path) -> socket.socket:
     return listener
 
 
-def connect_to(address: Any) -> Connection:
-    """Connects to a `HandshakeServer`. address: a path, or host and port. Raises BROKEN_LINK."""
-    token = os.environ[TOKEN].encode()
-    if not isinstance(address, Path):
-        return open_link(address, authkey=token)
-    with short_path(address) as short:
-        return open_link(short, authkey=token)
+def connect_to(address: Any, token: str = "") -> Connection:
+    """Connects to a `HandshakeServer`. address: a path, or host and port. token: by default, a rank's. Raises
+    BROKEN_LINK."""
+    key = (token or os.environ[TOKEN]).encode()
+    if isinstance(address, Path):
+        connection = socket.socket(socket.AF_UNIX)
+        with short_path(address) as short:
+            connection.connect(short)
+    else:
+        connection = socket.create_connection(address)
+    link = Connection(connection.detach())
+    if not link.poll(PATIENCE_SECONDS):
+        raise TimeoutError("The other side is silent.")
+    answer_challenge(link, key)
+    deliver_challenge(link, key)
+    return link
 
 
 class HandshakeServer(threading.Thread):
@@ -80,7 +81,6 @@ class HandshakeServer(threading.Thread):
                 self.drop(oldest)
             self.strangers[connection] = time.monotonic()
             try:
-                connection.setsockopt(*patience(PATIENCE_SECONDS))
                 threading.Thread(target=self.greet, args=(connection,), name="handshake-client", daemon=True).start()
             except (OSError, MemoryError, RuntimeError):  # a job uses the memory up; the process tries again
                 self.drop(connection)

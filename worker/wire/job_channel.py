@@ -1,16 +1,15 @@
 """The job channel between ComfyUI and rank 0: small frames go through its socket, large ones through shared memory.
 
-Rank 0 creates the memory, and its hello says where it is. ComfyUI opens it, unless the system cannot. The socket then
-carries only the prefix of a large frame, see `protocol.py`. Slots are used in turn. If a GPU is involved they are
-pinned, so a latent is copied once on its way from the device, and once on its way to the other.
+ComfyUI creates the memory, and the ranks' environment says where it is. Rank 0 opens it, unless the system cannot, and
+its hello says so. The socket then carries only the prefix of a large frame, see `protocol.py`. Slots are used in turn.
+If a GPU is involved they are pinned, so a latent is copied once on its way from the device, and once on its way to the
+other.
 """
 
 from __future__ import annotations
 
-import hmac
-import itertools
+import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ import torch
 
 from ..engine import device as devices
 from ..engine import shared_memory
-from ..errors import ConnectionClosed
 from .protocol import Header, Piece, decode, encode, is_large, receive_frame, send_pieces
 from .tensors import Tensors
 from .tree import PREDICTION
@@ -30,7 +28,7 @@ SharedMemory = shared_memory.SharedMemory
 SLOTS = 2
 MOST_PINNED = 256 << 20  # bytes of a slot; a VAE's weights come once, and pinning them takes longer than the copy
 COUNT_BYTES = 8
-FLOW = struct.Struct(f"=64s{4 * SLOTS}qQ")  # see `FrameMemory`
+FRAMES = "PARALLELDIT_FRAMES"  # the variable that says where the memory is, see `FrameMemory.address`
 LATENTS = (PREDICTION, "latents", "denoised")  # what their names begin with
 WAIT_SECONDS = 0.0005
 
@@ -55,46 +53,37 @@ class Slot:
 
 
 class FrameMemory:
-    """Rank 0's memory, which ComfyUI and the ranks of the machine map: slots for requests, and for replies.
+    """ComfyUI's memory, which the ranks of its machine map: slots for requests, and for replies. flow: how many replies
+    ComfyUI has taken out of their slots."""
 
-    flow: holds the session's token, which a process must know to make one; the addresses of the slots; and how many
-    replies ComfyUI has taken out of theirs.
-    """
-
-    def __init__(self, slots: Sequence[SharedMemory], flow: SharedMemory) -> None:
+    def __init__(self, parts: Sequence[SharedMemory]) -> None:
+        *slots, self.flow = parts
         self.requests, self.replies = list(map(Slot, slots[:SLOTS])), list(map(Slot, slots[SLOTS:]))
-        self.flow = flow
+        self.address = ",".join(map(str, (self.flow.address.pid, *(part.address.descriptor for part in parts))))
 
     @classmethod
-    def create(cls, token: str) -> FrameMemory:
+    def create(cls) -> FrameMemory:
         """Raises OSError if no descriptors are left."""
-        slots = [SharedMemory.create(name) for name in ("requests", "replies") for _ in range(SLOTS)]
-        found = cls(slots, SharedMemory.create("flow"))
-        numbers = itertools.chain(*(slot.address for slot in slots))
-        FLOW.pack_into(found.flow.view(FLOW.size), 0, token.encode(), *numbers, 0)
+        found = cls([SharedMemory.create(name) for name in (*SLOTS * ["requests"], *SLOTS * ["replies"], "flow")])
+        found.note_taken(0)
         return found
 
     @classmethod
-    def open(cls, address: Sequence[int], token: str, writes: bool = False) -> FrameMemory:
-        """Opens rank 0's memory. address: of its flow. writes: whether this process writes to it, too. Raises OSError
-        if that is not possible, and ValueError if it does not have the session's token."""
-        flow = SharedMemory.open(Address(*map(int, address)), writes=True)
-        known, *numbers, _ = FLOW.unpack(flow.view(FLOW.size))
-        if not hmac.compare_digest(known, token.encode()):
-            raise ValueError("The memory for frames does not have the session's token.")
-        pairs = zip(numbers[::2], numbers[1::2], strict=True)
-        return cls([SharedMemory.open(Address(*pair), writes) for pair in pairs], flow)
+    def open(cls, writes: bool) -> FrameMemory | None:
+        """Opens the memory in a rank; None if this machine has none that it may open. writes: as rank 0 does."""
+        try:
+            pid, *descriptors = map(int, os.environ[FRAMES].split(","))
+            return cls([SharedMemory.open(Address(pid, each), writes) for each in descriptors])
+        except (KeyError, OSError):
+            return None
 
     @property
     def taken(self) -> int:
         """How many replies ComfyUI has taken out of their slots."""
-        return int.from_bytes(self._count(), sys.byteorder)
+        return int.from_bytes(self.flow.view(COUNT_BYTES), sys.byteorder)
 
     def note_taken(self, count: int) -> None:
-        self._count()[:] = count.to_bytes(COUNT_BYTES, sys.byteorder)
-
-    def _count(self) -> memoryview:
-        return self.flow.view(FLOW.size)[-COUNT_BYTES:]
+        self.flow.view(COUNT_BYTES)[:] = count.to_bytes(COUNT_BYTES, sys.byteorder)
 
 
 class HostChannel:
@@ -166,16 +155,6 @@ class RankChannel:
             send_pieces(self.connection, frame)
             return
         while self.sent - self.memory.taken >= SLOTS:
-            if has_closed(self.connection):
-                raise ConnectionClosed("The other side closed the connection.")
             time.sleep(WAIT_SECONDS)
         send_pieces(self.connection, frame, self.memory.replies[self.sent % SLOTS].view)
         self.sent += 1
-
-
-def has_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection of which nothing else is to be read. Raises ConnectionError."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False

@@ -30,11 +30,12 @@ try:
 except ImportError:  # on Windows, where no group starts
     fcntl = None
 
-# The variables with a group's folder, and with its session's token, which a process needs to belong to the group.
-FOLDER, TOKEN = "PARALLELDIT_FOLDER", "PARALLELDIT_TOKEN"
-# In a group's folder: where the ranks of a machine find each other, and the source of the first model that they will
-# load, as JSON.
-STORE, EXPECTED = "store", "expected.json"
+# The variables with a group's folder, with its session's token, which a process needs to belong to the group, and with
+# the source of the first model that the ranks will load, as JSON.
+FOLDER, TOKEN, EXPECTED = "PARALLELDIT_FOLDER", "PARALLELDIT_TOKEN", "PARALLELDIT_EXPECTED"
+# In a group's folder: where the ranks of a machine find each other, and rank 0's socket, at which it answers ComfyUI
+# and the other ranks.
+STORE, CONTROL = "store", "control"
 PREFIX, LOCK = "paralleldit", ".lock"
 # The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.
 COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -1,4 +1,5 @@
-"""The frames on the socket between ComfyUI and rank 0. Each has a JSON header and a safetensors payload.
+"""The frames on the socket between ComfyUI and rank 0. Each has a JSON header and the bytes of tensors, whose names,
+dtypes and shapes are in the header.
 
     magic 4s | version u16 | header length u32 | payload length u64 | header | payload     (big-endian)
 
@@ -21,7 +22,7 @@ import torch
 from ..engine import device as devices
 from ..errors import ConnectionClosed, Explained
 from .json_object import parse_object
-from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
+from .tensors import Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_pieces
 
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
 VERSION = 27
@@ -29,6 +30,8 @@ FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks
 NO_ROOM = "no room"  # the kind of an error for which ComfyUI's own model can run instead
 NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange something in a forward, for the status
 PREFIX = struct.Struct("!4sHIQ")
+TENSORS = "tensors"  # the field of a header that describes the frame's
+ALIGNMENT = 8  # of the tensors in a frame
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30
 SOCKET_BYTES = 1 << 16  # a larger frame goes through memory, if both sides have it
@@ -48,8 +51,8 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Piece]:
 
     Raises UnsendableError for what a frame cannot carry, before anything is sent.
     """
-    payload = to_buffers(tensors) if tensors else []
-    text = json.dumps(header).encode()
+    described, payload = to_pieces(tensors or {})
+    text = json.dumps({**header, TENSORS: described}).encode()
     text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
     length = sum(map(len, payload))
     if len(text) > MAX_HEADER or length > MAX_PAYLOAD:
@@ -59,11 +62,6 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Piece]:
             "Use a smaller batch, size or LoRA.",
         )
     return [PREFIX.pack(MAGIC, VERSION, len(text), length) + text, *payload]
-
-
-def send_frame(connection: socket.socket, header: Header, tensors: Tensors | None = None) -> None:
-    """Sends one frame, blocking. Raises ConnectionError if the other side is gone, and what `encode` raises."""
-    send_pieces(connection, encode(header, tensors))
 
 
 def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memory | None = None) -> None:
@@ -132,7 +130,7 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
         raise ProtocolError(f"A frame of {len(body)} bytes announces {header_length + payload_length}.")
     try:
         header = parse_object(body[:header_length])
-        tensors = from_buffer(body[header_length:]) if payload_length else {}
+        tensors = from_buffer(header.pop(TENSORS, {}), body[header_length:])
     except ValueError as error:
         raise ProtocolError(f"A malformed frame: {error}.") from error
     return header, tensors
@@ -140,7 +138,6 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
 
 def receive_frame(
     connection: socket.socket,
-    max_length: int = MAX_HEADER + MAX_PAYLOAD,
     allocate: Callable[[int], WritableBuffer] = bytearray,
     in_memory: Callable[[int], memoryview] | None = None,
 ) -> WritableBuffer:
@@ -152,8 +149,6 @@ def receive_frame(
     prefix = bytearray(PREFIX.size)
     _receive_into(connection, memoryview(prefix))
     length = sum(read_prefix(prefix))
-    if length > max_length:
-        raise ProtocolError(f"A frame of {length} bytes is over the cap of {max_length}.")
     if prefix.startswith(IN_MEMORY):
         if in_memory is None:
             raise ProtocolError("A frame is in memory that this side does not have.")

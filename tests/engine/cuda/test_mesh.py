@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -47,14 +48,15 @@ def cut_groups(aborts: Sequence[Callable[[], object]], monkeypatch: pytest.Monke
     done: list[str] = []
     connection = SimpleNamespace(shutdown=lambda _how: done.append("shutdown"))
     monkeypatch.setattr(job_groups, "read_socket_name", lambda _descriptor: "socket:[1]")
-    monkeypatch.setattr(job_groups, "open_socket", lambda _descriptor: nullcontext(connection))
+    sockets = SimpleNamespace(socket=lambda fileno: (os.close(fileno), nullcontext(connection))[1], SHUT_RDWR=0)
+    monkeypatch.setattr(job_groups, "socket", sockets)
 
     def group(name: int, abort: Callable[[], object]) -> SimpleNamespace:
         return SimpleNamespace(group_name=str(name), abort=lambda: (abort(), done.append("abort")))
 
     several = [group(name, abort) for name, abort in enumerate(aborts)]
     groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
-    groups.mesh, groups.sockets, groups.job = SimpleNamespace(groups=lambda: several), {7: "socket:[1]"}, 3
+    groups.mesh, groups.sockets, groups.job = SimpleNamespace(groups=lambda: several), {0: "socket:[1]"}, 3
     groups.cut(2)  # another job
     assert done == []
     groups.cut(3)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tests.support.group.direct_group import DIT, call_request, sample_request
-from worker.wire.protocol import MAGIC, PREFIX, VERSION, Header, encode
-from worker.wire.tensors import LENGTH, Tensors
+from worker.wire.protocol import MAGIC, PREFIX, TENSORS, VERSION, Header, encode
+from worker.wire.tensors import Tensors
 
 # As a shape, a size, an offset, a key, an operation, a length: what such a thing must not be taken for.
 ODD_VALUES: tuple[Any, ...] = (
@@ -29,9 +29,9 @@ PAYLOADS = (*LENGTHS, 1 << 33, (1 << 33) + 1, 1 << 40, (1 << 63) - 1, (1 << 64) 
 
 
 def real_frames() -> list[bytes]:
-    """Requests, replies and events of both channels, as they are sent."""
+    """Requests, replies and events of the job channel, as they are sent."""
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)
-    job: list[tuple[Header, Tensors]] = [
+    frames: list[tuple[Header, Tensors]] = [
         call_request(DIT),
         sample_request(DIT, steps=4),
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "file": "/x"}, "plan": {"ulysses": 2}}, {}),
@@ -43,12 +43,7 @@ def real_frames() -> list[bytes]:
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),
         ({"id": 3, "error": {"cause": "No.", "advice": "", "details": ""}, "kind": "refused"}, {}),
     ]
-    control: list[tuple[Header, Tensors]] = [
-        ({"op": "status"}, {}),
-        ({"op": "cancel", "job": 3}, {}),
-        ({"state": "busy", "step": [1, 4], "pids": [1, 2]}, {}),
-    ]
-    return [b"".join(encode(*each)) for each in (*job, *control)]
+    return [b"".join(encode(*each)) for each in frames]
 
 
 def mutate(frame: bytes, chance: random.Random) -> bytes:
@@ -97,18 +92,11 @@ def other_header(frame: bytes, chance: random.Random) -> bytes:
 
 
 def other_tensors(frame: bytes, chance: random.Random) -> bytes:
-    """Well framed, with another header of the tensors, whose length is right or wrong."""
+    """Well framed, with another description of the tensors."""
     header, payload = parts(frame)
-    if len(payload) < LENGTH.size:
+    if not isinstance(header, dict) or not header.get(TENSORS):
         return framed(json.dumps(header).encode(), chance.randbytes(chance.choice((1, 8, 20))))
-    (length,) = LENGTH.unpack_from(payload)
-    try:
-        tensors = json.loads(payload[LENGTH.size :][:length])
-    except (ValueError, RecursionError):
-        tensors = {}
-    text = chance.choice(ODD_TEXTS) if chance.random() < 0.2 else json.dumps(mutate_json(tensors, chance)).encode()
-    length_said = chance.choice(PAYLOADS) if chance.random() < 0.2 else len(text)
-    return framed(json.dumps(header).encode(), LENGTH.pack(length_said) + text + payload[LENGTH.size + length :])
+    return framed(json.dumps({**header, TENSORS: mutate_json(header[TENSORS], chance)}).encode(), payload)
 
 
 MUTATIONS = (

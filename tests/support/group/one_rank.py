@@ -12,8 +12,10 @@ from types import TracebackType
 from demo.host import REPOSITORY
 from worker.launch.lifetime import PARENT
 from worker.wire.endpoint import Endpoint
-from worker.wire.private_folder import FOLDER, TOKEN
-from worker.wire.protocol import Header, decode, receive_frame, send_frame
+from worker.wire.handshake import connect_to
+from worker.wire.json_object import parse_object, to_bytes
+from worker.wire.private_folder import CONTROL, FOLDER, TOKEN
+from worker.wire.protocol import Header, decode, encode, receive_frame, send_pieces
 from worker.wire.tensors import Tensors
 
 START_SECONDS = 120
@@ -48,9 +50,9 @@ class OneRank:
         while not endpoint.accept(0.1):
             assert self.process.poll() is None and time.monotonic() < until, self.said()
         endpoint.close()
-        self.job, self.control = endpoint.channels["job"], endpoint.channels["control"]
-        for channel in (self.job, self.control):
-            channel.settimeout(ANSWER_SECONDS)
+        assert endpoint.channel
+        self.job, self.control = endpoint.channel, connect_to(folder / CONTROL, endpoint.token)
+        self.job.settimeout(ANSWER_SECONDS)
         self.last_id = 0
 
     def __enter__(self) -> OneRank:
@@ -71,7 +73,7 @@ class OneRank:
     def request(self, header: Header, tensors: Tensors | None = None) -> tuple[Header, Tensors]:
         """The reply to a request on the job channel, without the events before it."""
         self.last_id += 1
-        send_frame(self.job, {"id": self.last_id, **header}, tensors)
+        send_pieces(self.job, encode({"id": self.last_id, **header}, tensors))
         reply: Header = {"event": ""}
         while "event" in reply:
             reply, results = decode(receive_frame(self.job))
@@ -79,5 +81,6 @@ class OneRank:
 
     def ask(self, header: Header) -> Header:
         """The reply of the control channel."""
-        send_frame(self.control, header)
-        return decode(receive_frame(self.control))[0]
+        self.control.send_bytes(to_bytes(header))
+        assert self.control.poll(ANSWER_SECONDS)
+        return parse_object(self.control.recv_bytes())

@@ -26,7 +26,6 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.placement import WeightPlacement
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
@@ -35,7 +34,6 @@ from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
 from worker.launch.torchrun import COMFYUI_THREADS
 from worker.rank.agreement import Control
-from worker.rank.aside import HeldModel
 from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.channels.relay import FrameRelay
 from worker.rank.executor import Executor
@@ -46,7 +44,7 @@ from worker.rank.serving import answer
 from worker.rank.state import RankState
 from worker.settings import Settings
 from worker.wire import protocol
-from worker.wire.job_channel import FrameMemory, HostChannel, RankChannel
+from worker.wire.job_channel import FRAMES, FrameMemory, HostChannel, RankChannel
 from worker.wire.private_folder import TOKEN as TOKEN_VARIABLE
 from worker.wire.protocol import decode
 from worker.wire.tensors import UnsendableError
@@ -71,6 +69,10 @@ class WholeWay:
         os.environ[TOKEN_VARIABLE] = TOKEN
         self.waits: Counter[str] = Counter()
         self.timeline = Timeline(device)
+        memory = FrameMemory.create()
+        given = [memory.address]
+        dist.broadcast_object_list(given)
+        os.environ[FRAMES] = given[0]
         self.relay = FrameRelay(device)
         rank, world = dist.get_rank(), dist.get_world_size()
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
@@ -81,11 +83,10 @@ class WholeWay:
         assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
         if not rank:
             ours, self.theirs = socket.socketpair()
-            memory = self.relay.memory
-            assert memory
-            self.channel = RankChannel(self.theirs, memory)
+            assert self.relay.memory
+            self.channel = RankChannel(self.theirs, self.relay.memory)
             self.group = WorkerGroup("cpu", folder)
-            self.session = session_on(HostChannel(ours, FrameMemory.open(memory.flow.address, TOKEN, writes=True)))
+            self.session = session_on(HostChannel(ours, memory))
             self.group.session = self.session
 
     def hold(self, module: ParallelModel) -> None:
@@ -93,8 +94,7 @@ class WholeWay:
         state = self.executor.state
         state.conditions.clear()
         self.waits.clear()
-        model = held(module)
-        state.held = HeldModel(model, model.source, module.mesh.plan, WeightPlacement())
+        state.model = held(module)
         if not dist.get_rank():
             self.session.known = KnownState()
 
@@ -185,4 +185,4 @@ def held(module: ParallelModel) -> HostModel:
     module.complete = controls.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
     parking = Parking(module.model, device)
-    return HostModel(source, patcher, module, parking, decoder, controls, {}, {}, {}, working_bytes=sys.maxsize)
+    return HostModel(source, source, patcher, module, parking, decoder, controls, {}, {}, {}, working_bytes=sys.maxsize)

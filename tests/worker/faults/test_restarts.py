@@ -98,8 +98,8 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     assert len(status["pids"]) == 2 and not set(status["pids"]) & set(pids)
     assert f"process {pids[1]}) was killed by SIGKILL" in status["last_death"]
     assert status["deaths"] == 1
-    expected = group.session.process.folder / EXPECTED
-    assert json.loads(expected.read_text()) == source.to_json(), "the ranks import for it as they start"
+    expected = group.session.process.environment[EXPECTED]
+    assert json.loads(expected) == source.to_json(), "the ranks import for it as they start"
     assert torch.equal(load(), before)
     assert group.status()["counts"]["load"] == 1, "the model was there"
     group.dismiss()

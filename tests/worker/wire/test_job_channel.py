@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,11 +17,10 @@ from parallel_backend.weights.shared_memory import IS_SHAREABLE
 from tests.support.group.direct_group import wait_until
 from tests.support.labelled.tensors import GPU, on_gpu
 from worker.host.known_state import MOST, MOST_BYTES, SentConditions
-from worker.wire.job_channel import SLOTS, FrameMemory, HostChannel, RankChannel
+from worker.wire.job_channel import FRAMES, SLOTS, FrameMemory, HostChannel, RankChannel
 from worker.wire.protocol import PREFIX, SOCKET_BYTES, ProtocolError, decode, encode, receive_frame
 
 pytestmark = pytest.mark.skipif(not IS_SHAREABLE, reason="memfd is Linux's")
-TOKEN = "a" * 64
 LARGE, SMALL = SOCKET_BYTES // 4 + 1, 5  # numbers in fp32
 
 
@@ -29,8 +29,10 @@ class Ends:
 
     def __init__(self) -> None:
         self.theirs, self.ours = socket.socketpair()
-        rank = FrameMemory.create(TOKEN)
-        host = FrameMemory.open(list(rank.flow.address), TOKEN, writes=True)
+        host = FrameMemory.create()
+        with patch.dict(os.environ, {FRAMES: host.address}):
+            rank = FrameMemory.open(writes=True)
+        assert rank
         self.rank, self.host, self.memory = RankChannel(self.theirs, rank), HostChannel(self.ours, host), rank
         self.count = 0
 
@@ -96,27 +98,12 @@ def test_a_rank_waits_until_comfyui_has_read_what_is_in_its_way(ends: Ends) -> N
     assert not sender.is_alive()
 
 
-def test_a_rank_that_waits_learns_that_comfyui_is_gone(ends: Ends) -> None:
-    for _ in range(SLOTS):
-        ends.rank.send({}, {"denoised": torch.zeros(LARGE)})
-    ends.ours.close()
-    with pytest.raises(ConnectionError):
-        ends.rank.send({}, {"denoised": torch.zeros(LARGE)})
-
-
-@pytest.mark.parametrize("change", ("token", "descriptor", "process", "fewer", "text"))
-def test_memory_that_is_not_the_ranks_is_not_opened(change: str) -> None:
-    rank = FrameMemory.create(TOKEN)
-    pid, descriptor = rank.flow.address
-    wrong = {
-        "token": [pid, descriptor],
-        "descriptor": [pid, 1 << 20],
-        "process": [1 << 22, 3],
-        "fewer": [pid],
-        "text": "memory",
-    }
-    with pytest.raises((OSError, TypeError, ValueError)):
-        FrameMemory.open(wrong[change], "b" * 64 if change == "token" else TOKEN)
+@pytest.mark.parametrize("address", ("", f"{1 << 22},3,3,3,3,3", f"1{',99999' * 5}"))
+def test_memory_that_is_not_there_is_not_opened(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FRAMES, raising=False)
+    if address:
+        monkeypatch.setenv(FRAMES, address)
+    assert FrameMemory.open(writes=True) is None
 
 
 def test_a_frame_that_lies_about_its_length_is_refused(ends: Ends) -> None:

@@ -1,1 +1,1 @@
-"""How a rank communicates outside of its jobs: frames for all ranks, the control channel, the heartbeat."""
+"""How a rank communicates outside of its jobs: frames for all ranks, questions, the heartbeat."""

@@ -1,4 +1,5 @@
-"""Carries the ranks' heartbeats to rank 0: through a socket in the group's folder, or between machines through TCP."""
+"""Carries messages to rank 0: ComfyUI's questions and the ranks' heartbeats, through a socket in the group's folder, or
+heartbeats between machines through TCP."""
 
 from __future__ import annotations
 
@@ -15,10 +16,9 @@ import torch.distributed as dist
 
 from ...launch.torchrun import is_one_machine
 from ...wire.handshake import BROKEN_LINK, MAX_STRANGERS, HandshakeServer, connect_to, listen_at
-from ...wire.json_object import to_bytes
-from ...wire.private_folder import FOLDER, TOKEN
+from ...wire.json_object import parse_object, to_bytes
+from ...wire.private_folder import CONTROL, FOLDER, TOKEN
 
-SOCKET = "heartbeat"  # in the group's folder
 PORT = "paralleldit/heartbeat"  # the key of the port, if there are several machines
 MAX_BYTES = 64 << 10  # of a message
 
@@ -26,27 +26,26 @@ Message = dict[str, Any]
 Hear = Callable[[Message], Message]  # takes a rank's message, and returns the answer
 
 
-def serve_heartbeats(hear: Hear, store: dist.Store) -> HandshakeServer:
-    """Answers the other ranks on rank 0. store: where they find the port, if there are several machines. Raises
-    OSError."""
+def serve_links(hear: Hear, store: dist.Store) -> list[HandshakeServer]:
+    """Answers ComfyUI and the other ranks on rank 0. store: where ranks find the port, if there are several machines.
+    Raises OSError."""
 
     def serve(_connection: socket.socket, link: Connection) -> None:
-        while True:  # until it breaks, or the rank is silent; it renews its connection
-            link.send_bytes(to_bytes(hear(json.loads(link.recv_bytes(MAX_BYTES)))))
+        while True:  # until it breaks; a rank renews its connection
+            link.send_bytes(to_bytes(hear(parse_object(link.recv_bytes(MAX_BYTES)))))
 
-    if is_one_machine():
-        listener = listen_at(Path(os.environ[FOLDER]) / SOCKET)
-    else:
-        listener = socket.create_server((os.environ["MASTER_ADDR"], 0), backlog=MAX_STRANGERS)
-        store.set(PORT, str(listener.getsockname()[1]))
-    return HandshakeServer(listener, os.environ[TOKEN], serve)
+    listeners = [listen_at(Path(os.environ[FOLDER]) / CONTROL)]
+    if not is_one_machine():
+        listeners.append(socket.create_server((os.environ["MASTER_ADDR"], 0), backlog=MAX_STRANGERS))
+        store.set(PORT, str(listeners[-1].getsockname()[1]))
+    return [HandshakeServer(each, os.environ[TOKEN], serve) for each in listeners]
 
 
 class HeartbeatLink:
     """Another rank's connection to rank 0."""
 
     def __init__(self, store: dist.Store) -> None:
-        """store: see `serve_heartbeats`. Raises what `connect` raises."""
+        """store: see `serve_links`. Raises what `connect` raises."""
         self.store = store
         self.lock = threading.Lock()
         self.link = self.connect()
@@ -54,7 +53,7 @@ class HeartbeatLink:
     def connect(self) -> Connection:
         """Connects to rank 0. Raises BROKEN_LINK."""
         if is_one_machine():
-            return connect_to(Path(os.environ[FOLDER]) / SOCKET)
+            return connect_to(Path(os.environ[FOLDER]) / CONTROL)
         return connect_to((os.environ["MASTER_ADDR"], int(self.store.get(PORT))))
 
     def ask(self, message: Message) -> Message:

@@ -2,8 +2,8 @@
 
 All ranks get the same requests in the same order. Otherwise their collectives would deadlock.
 
-A process group authenticates nobody. So a rank reads frames from memory that has the session's token, or checks a MAC
-that is made with the token, before it decodes a frame.
+A process group authenticates nobody. So a rank reads frames from the memory that its environment names, or checks a MAC
+that is made with the session's token, before it decodes a frame.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.device import CPU
+from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.groups.mesh import new_group
-from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE
 
-from ...errors import ConnectionClosed
-from ...launch.torchrun import is_one_machine
 from ...wire.job_channel import SLOTS, FrameMemory
 from ...wire.private_folder import TOKEN
-from ...wire.protocol import ProtocolError, encode, receive_frame
+from ...wire.protocol import ProtocolError, receive_frame
 from ...wire.tensors import Buffer, WritableBuffer
 
 FOREVER = timedelta(days=3650)
@@ -35,31 +33,28 @@ class FrameRelay:
     """Passes rank 0's frames to every rank, over a process group of its own, which may be idle for any time. On one
     Linux machine, a frame is in memory that all ranks map, and ComfyUI, too. Elsewhere its bytes are broadcast.
 
-    device: to which this rank copies what a frame brings. memory: for frames; on rank 0 also for ComfyUI's and its own.
+    device: to which this rank copies what a frame brings. is_mapped: whether all ranks map the memory. memory: for
+    frames; where ranks are on several machines, rank 0 alone has it, for ComfyUI's.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.group = new_group(torch.device(CPU), timeout=FOREVER)
         self.token = os.environ[TOKEN]
-        self.memory = FrameMemory.create(self.token) if dist.get_rank() == 0 and IS_SHAREABLE else None
-        self.is_mapped = self._map_memory()
+        self.memory = FrameMemory.open(writes=dist.get_rank() == 0)
+        self.is_mapped = all(count for (count,) in gather_numbers((int(self.memory is not None),), self.group))
+        if not self.is_mapped and dist.get_rank():
+            self.memory = None
         self.count = 0
 
     def receive(self, channel: socket.socket | None) -> Buffer:
         """Returns the next frame on every rank. Rank 0 passes the job channel, the others None. A frame is valid until
-        the second frame after it. Once ComfyUI has closed the channel, the frame's operation is "stop".
-
-        Raises ProtocolError on a rank for a frame that does not come from rank 0."""
+        the second frame after it. Raises ConnectionClosed once ComfyUI has closed the channel, and ProtocolError on a
+        rank for a frame that does not come from rank 0."""
         self.count += 1
         frame: WritableBuffer = bytearray()
         if channel:
-            try:
-                frame = receive_frame(channel, allocate=self._allocate, in_memory=self._slot if self.memory else None)
-            except ConnectionClosed:
-                (stop,) = encode({"op": "stop"})
-                frame = self._allocate(len(stop))
-                frame[:] = bytes(stop)
+            frame = receive_frame(channel, allocate=self._allocate, in_memory=self._slot if self.memory else None)
         if dist.get_world_size() == 1:
             return frame
         # This also tells rank 0 that every rank is done with the last frame, so its memory may be overwritten.
@@ -87,19 +82,3 @@ class FrameRelay:
     def _slot(self, length: int) -> memoryview:
         slots = self.memory.requests if self.memory else []
         return slots[self.count % SLOTS].view(length, self.device)
-
-    def _map_memory(self) -> bool:
-        """Maps rank 0's memory on the other ranks of its machine. Returns whether every rank maps it."""
-        if not IS_SHAREABLE or not is_one_machine() or dist.get_world_size() == 1:
-            return False
-        address = torch.tensor(self.memory.flow.address if self.memory else NOWHERE)
-        dist.broadcast(address, 0, group=self.group)
-        opened = torch.tensor([1])
-        try:
-            self.memory = self.memory or FrameMemory.open(address.tolist(), self.token)
-        except OSError:
-            opened.zero_()
-        dist.all_reduce(opened, dist.ReduceOp.MIN, group=self.group)
-        if not opened and dist.get_rank():
-            self.memory = None
-        return bool(opened)

@@ -25,6 +25,7 @@ from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
@@ -33,8 +34,8 @@ from ...comfyui.controls import CONTROL
 from ...comfyui.entry import enter_at
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS, RUN, CallContext, context_of, decode_options
-from ...comfyui.patches import offload_patched, patch_weight, restore_weight, set_patches
+from ...comfyui.patched_options import GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
+from ...comfyui.patches import offload_patched, patch_weight, set_patches
 from ...comfyui.source import METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
@@ -48,9 +49,9 @@ from .control_networks import ControlNetworks, decode_control
 CPU = torch.device("cpu")
 
 
-@dataclass
+@dataclass(eq=False)
 class HostModel:
-    """source: the file.
+    """source: the file, as it was asked for. here: the same on this machine, which may be a copy.
     patcher: ComfyUI's own; it changes the weights and restores them.
     module: the model on the mesh.
     in_file: by name, the weights in the file's pages, as the file has them.
@@ -59,6 +60,7 @@ class HostModel:
     kernels: by name, those that nodes chose for attention under this plan; or why a rank cannot use it, in words."""
 
     source: HostSource
+    here: HostSource
     patcher: Any
     module: ParallelModel
     parking: Parking
@@ -72,11 +74,12 @@ class HostModel:
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
     inner: dict[Any, Hooks] = field(default_factory=dict)  # of networks inside of the model, by ComfyUI's patcher
+    placement: WeightPlacement = field(default_factory=WeightPlacement)
     patched: str = ""  # the key of the changes to the weights; empty for none
     working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
 
     @classmethod
-    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
+    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on, here: HostSource | None = None) -> HostModel:
         """Maps the file, whose pages the ranks of a machine share. `bring` then brings the weights. Runs no
         collectives. check: called between the steps; it may raise. Raises ModelFileError, PlanError, or what `check`
         raises."""
@@ -86,7 +89,8 @@ class HostModel:
         from ...comfyui.quantised_rows import QUANTISED
 
         SPLITS.update(QUANTISED)
-        model, in_pages, dtypes = map_model(source, check)
+        here = here or source
+        model, in_pages, dtypes = map_model(here, check)
         in_file = aliases(model, in_pages)
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
@@ -100,7 +104,7 @@ class HostModel:
         decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
         controls = ControlNetworks(model, lambda: module.mesh)
         module.complete = controls.complete
-        return cls(source, patcher, module, parking, decoder, controls, in_file, dict(uncast), uncast)
+        return cls(source, here, patcher, module, parking, decoder, controls, in_file, dict(uncast), uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -177,13 +181,8 @@ class HostModel:
             hooks.remove()
         self.inner.clear()
 
-    def asks_for_code(self, kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call's arguments describe functions or objects that are not here yet."""
-        return bool((kwargs.get(OPTIONS) or {}).get(GRAPH))
-
-    def take_objects(self, kwargs: Mapping[str, Any]) -> None:
-        """Adds the functions and objects in a call's arguments to those of the run. Raises RequestError."""
-        options = kwargs[OPTIONS]
+    def take_objects(self, options: dict[str, Any]) -> None:
+        """Adds the functions and objects in a call's options to those of the run. Raises RequestError."""
         kept, changes = options.pop(GRAPH)
         self.start_run(options.get(RUN, ""), kept)
         self.leftovers.begin(self.module.model)
@@ -200,10 +199,6 @@ class HostModel:
         self.kernels.clear()
         self.clear_networks()
         self.module.replan(mesh)
-
-    def asked_kernel(self, kwargs: Mapping[str, Any]) -> str:
-        """Returns the name of the attention kernel in a call's arguments that a node chose; empty if none did."""
-        return str((kwargs.get(OPTIONS) or {}).get(KERNEL, ""))
 
     def choose_kernel(self, name: str) -> HostKernel:
         """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
@@ -273,11 +268,8 @@ class HostModel:
         """Applies these changes to the file's weights, in place of the earlier changes. It runs outside of inference
         mode, in which quantised weights cannot be changed. Runs no collectives.
 
-        patches: see `PackedPatches`. files: of other models, for a merge. They stay mapped only if weights change
-        whenever a layer runs. Raises ModelFileError before it changes anything.
+        patches: see `PackedPatches`. files: of other models, for a merge.
         """
-        for file in files:
-            file.map()
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
         self.on_use = set_patches(self.patcher, patches, tensors, files, self.mesh.device)
@@ -285,9 +277,6 @@ class HostModel:
         self.patch_directly()
         offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
-        if not (self.on_use or self.patcher.model.model_lowvram):
-            for file in files:
-                file.unmap()
         logging.info("%d weights have changes", len(patches))
 
     def patch_directly(self) -> None:
@@ -296,11 +285,13 @@ class HostModel:
         These are fetched weights. If the model is entirely on the device, they are also the weights in another dtype
         than the file's, because the patcher would keep a copy of each in RAM. Weights without changes are restored.
         """
+        import comfy.utils
+
         fetched, wanted = self.fetched_names(), self.patcher.patches
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
         again = self.rewritten | others
-        in_file = self.in_file if all(name in self.in_file for name in again) else aliases(*map_model(self.source)[:2])
+        in_file = self.in_file if all(name in self.in_file for name in again) else aliases(*map_model(self.here)[:2])
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
@@ -308,7 +299,8 @@ class HostModel:
             if name in fetched:
                 self.fetched.rewrite(*fetched[name], value)
             else:
-                restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
+                value = value if self.is_as_stored(name) else value.to(self.mesh.device)
+                comfy.utils.set_attr_param(self.patcher.model, name, value)
             del value  # it is on the device
         self.rewritten = others
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
@@ -350,11 +342,6 @@ class HostModel:
             return None
         moved_calls = [moved(tuple(call), self.mesh.device) for call in calls]
         return [getattr(model, method)(*args, **kwargs) for args, kwargs in moved_calls]
-
-    def new_compile_settings(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
-        """Returns the `torch.compile` arguments of a node in a call's arguments, if they differ from the last."""
-        asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
-        return {} if asked == self.module.compiled.compiled_for else asked
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from parallel_backend.device import generators
+from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.vae.parallel import CPU, ParallelVAE, Sizes
 
 from ...comfyui.source import VaeSource
@@ -63,7 +61,5 @@ def same_chunk_size(vae: ParallelVAE, job: Job) -> AbstractContextManager[Any]:
     """While entered, a VAE that splits videos by its device's free memory uses the same size on all ranks."""
     if not vae.kind.whole_sizes:
         return nullcontext()
-    least = torch.tensor([chunk_bytes(vae.device)])
-    if dist.get_world_size() > 1:
-        dist.all_reduce(least, dist.ReduceOp.MIN, group=job.groups.whole(CPU).group)
-    return use_chunk_bytes(int(least))
+    everywhere = gather_numbers((chunk_bytes(vae.device),), job.groups.whole(CPU).group)
+    return use_chunk_bytes(int(min(everywhere)[0]))

@@ -26,7 +26,7 @@ import torch.distributed as dist
 torch.inference_mode = torch.no_grad
 
 import parallel_backend.weights.placement  # noqa: E402
-import worker.rank.aside  # noqa: E402
+import worker.rank.state  # noqa: E402
 from parallel_backend.groups.timeline import Timeline  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.group.footprint import Storages  # noqa: E402
@@ -47,7 +47,7 @@ from worker.rank.operations import Operations  # noqa: E402
 from worker.wire.operations import PATCH  # noqa: E402
 from worker.wire.protocol import MEMORY  # noqa: E402
 
-WITH_COUNT = (worker.rank.aside, parallel_backend.weights.placement)
+WITH_COUNT = (worker.rank.state, parallel_backend.weights.placement)
 ARGUMENTS = ("--use-pytorch-cross-attention",)
 WHOLE, ADA = 24 << 30, (8, 9)
 COMFYUI = os.environ["COMFYUI_PATH"]

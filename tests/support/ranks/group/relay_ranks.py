@@ -1,4 +1,4 @@
-"""Two ranks of which the first has a token of its own, as a stranger has who knows the store."""
+"""Two ranks of which the first has a token and memory of its own, as a stranger has who knows the store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from tests.support.ranks.leaving import end
 from worker.rank.channels.relay import FrameRelay
+from worker.wire.job_channel import FRAMES, FrameMemory
 from worker.wire.private_folder import TOKEN
-from worker.wire.protocol import decode, send_frame
+from worker.wire.protocol import decode, encode, send_pieces
 
 TOKENS = ("b" * 64, "a" * 64)
 
@@ -22,11 +23,13 @@ def main(machines: str, out: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     os.environ |= {TOKEN: TOKENS[rank], "LOCAL_WORLD_SIZE": str(dist.get_world_size() // int(machines))}
+    memory = FrameMemory.create()  # ComfyUI's is rank 1's; a stranger has another
+    os.environ |= {FRAMES: memory.address} if machines == "1" else {}
     ours, theirs = socket.socketpair()
     try:
         relay = FrameRelay(torch.device("cpu"))
         if rank == 0:
-            send_frame(ours, {"op": "load", "packs": ["/attacker"]})
+            send_pieces(ours, encode({"op": "load", "packs": ["/attacker"]}))
         header, _ = decode(relay.receive(None if rank else theirs))
         said = f"took {header}"
     except (RuntimeError, ValueError) as error:
