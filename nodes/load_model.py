@@ -38,7 +38,7 @@ def group_input() -> io.Input:
 def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group: int) -> RemoteModelPatcher:
     """Returns the MODEL of a file, run by the worker group. name: of the model, as the user knows it. asked:
     the plan; None means auto. Raises PlanError."""
-    auto, costs = None, file.costs()
+    auto, costs = None, file.costs
     if asked is None:
         auto = PlanOfRun(functools.partial(choose_plan, costs=costs))
         resolved, words = ResolvedPlan(auto.plan), "auto, decided by the first call of a sampling"
@@ -51,7 +51,7 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    planned = PlannedModule(workers, source.to_json(), plan, costs, resolved.note, auto, name)
+    planned = PlannedModule(workers, file.module, source.to_json(), plan, costs, resolved.note, auto, name)
     return remote_patcher(file.model, RemoteModule(source, planned))
 
 

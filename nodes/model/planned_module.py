@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, list_model_plans
 from ...parallel_backend.costs.forward import Work
@@ -19,7 +21,7 @@ from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ONE_DEVICE, ModelCosts, copy_structure
+from ..costs.plans import ONE_DEVICE, ModelCosts
 from ..inside.patches import join, limit_work, reasons_of_plan
 from ..plan_words import Remark, format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
@@ -43,6 +45,7 @@ class PlannedModule:
     def __init__(
         self,
         group: WorkerGroup,
+        module: torch.nn.Module,
         source: Header,
         plan: ParallelPlan,
         costs: ModelCosts,
@@ -53,8 +56,7 @@ class PlannedModule:
         self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
         self.asked, self.note, self.name = plan, note, name or source["model_class"]
         self.working, self.makes_room, self.networks = 0.0, False, 0
-        self.auto, self.costs, self.module = auto, costs, costs.module
-        costs.module = copy_structure(self.module)
+        self.auto, self.costs, self.module = auto, costs, module
         spec = spec_of(type(self.module))
         self.has_bands = bool(spec and spec.bands)
         self.replaced: ParallelPlan | None = None

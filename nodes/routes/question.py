@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
-from ..costs.plans import ModelCosts
 from ..model.host_file import HostFile
 from ..parallel_plan import AUTO, MANUAL, fit_to_machine, resolve_plan
 from ..plan_words import ResolvedPlan
@@ -131,10 +130,6 @@ class Sampled(NamedTuple):
     file: HostFile
     question: Question
 
-    @property
-    def costs(self) -> ModelCosts:
-        return self.file.costs()
-
     def latents(self, picture: Picture) -> list[int] | None:
         """Returns the shape of a picture's latents, (B, C, H, W) or (B, C, F, H, W). Returns None for other dims."""
         of = self.file.model.latent_format
@@ -153,7 +148,7 @@ class Sampled(NamedTuple):
 
     def work(self, guided: bool) -> Work:
         """Returns the work of a step, with the cost of a row if it can be counted."""
-        picture, costs = self.largest, self.costs
+        picture, costs = self.largest, self.file.costs
         shape = self.latents(picture) if picture else None
         forward = costs.count_latents(shape) if shape else None
         parts = (1 + guided) * (picture.batch_size if picture else 1)
