@@ -70,7 +70,7 @@ def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patch
     node says why. asked: None means auto. Raises PlanError, and Refused if the settings ask for an error instead."""
     check_installed()
     stand_in = model.stand_in if isinstance(model, RemoteModelPatcher) else None
-    before = stand_in and stand_in.planned.asked
+    before = stand_in and stand_in.planned.decided.plan
     try:
         new = load_incoming(model, asked, group)
         take_changes(model, new, functools.partial(load_incoming, asked=asked, group=group))
