@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
+from functools import partial
 
 from comfy_api.latest import io
 
@@ -15,9 +15,9 @@ from .model.host_file import HostFile
 from .model.planned_module import PlannedModule
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
-from .model.sampling import show_on_node
+from .model.sampling import warn
 from .parallel_plan import choose_plan, resolve_plan
-from .plan_words import ResolvedPlan, join_remarks
+from .plan_words import join_remarks
 from .workers.ahead import prepare_model
 from .workers.group import GROUPS, device_type, worker_group
 
@@ -38,20 +38,21 @@ def group_input() -> io.Input:
 def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group: int) -> RemoteModelPatcher:
     """Returns the MODEL of a file, run by the worker group. name: of the model, as the user knows it. asked:
     the plan; None means auto. Raises PlanError."""
-    auto, costs = None, file.costs()
+    costs = file.costs
     if asked is None:
-        auto = PlanOfRun(functools.partial(choose_plan, costs=costs))
-        resolved, words = ResolvedPlan(auto.plan), "auto, decided by the first call of a sampling"
+        decided, words = PlanOfRun(partial(choose_plan, costs=costs)), "auto, decided by the first call of a sampling"
     else:
         resolved = resolve_plan(asked, file.module, file.sizes)
+        decided = PlanOfRun(lambda work: resolved._replace(plan=costs.choose_patches(work, resolved.plan)))
         words = str(resolved.plan)
     logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.found.model_class, words)
-    if resolved.note:
-        logging.warning("[ParallelDiT] %s", join_remarks(resolved.note))
-    plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
+    if asked and (note := decided.choice.note):
+        logging.warning("[ParallelDiT] %s", join_remarks(note))
+    plan, source = decided.plan, file.source(decided.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    planned = PlannedModule(workers, source.to_json(), plan, costs, resolved.note, auto, name)
+    is_set = asked is not None and not plan.leaves_patches
+    planned = PlannedModule(workers, file.module, source.to_json(), costs, decided, is_set, name)
     return remote_patcher(file.model, RemoteModule(source, planned))
 
 
@@ -60,6 +61,4 @@ def explain_stock(error: Explained, group: int, begin: str = "") -> None:
     goes before the error's text."""
     if worker_group(group).settings.when_not_parallel == REFUSE:
         raise error
-    text = f"{begin} {error.explanation.brief}".strip()
-    logging.warning("[ParallelDiT] %s", text)
-    show_on_node(text)
+    warn(f"{begin} {error.explanation.brief}".strip())

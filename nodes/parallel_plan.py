@@ -42,8 +42,8 @@ from .workers.group import device_count, device_type, most_ranks, settings, spli
 from .workers.room import balance_stages
 
 MANUAL = "manual"
-# Inputs of prompts that are no part of a plan: those that are gone, and the mark of Compare plans.
-OTHER_INPUTS = ("lossy", "compare", "sparse", "pieces", "paralleldit_comparison")
+# Inputs of prompts that are no part of a plan. The last ones are gone, or the mark of Compare plans.
+OTHER_INPUTS = ("model", "mode", "group", "lossy", "compare", "sparse", "pieces", "paralleldit_comparison")
 FORMER_DTYPES = ("int8", "fp8")  # of saved workflows, which exchange exactly now
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
@@ -114,7 +114,7 @@ def plan_inputs() -> list[io.Input]:
 
 
 def parse_plan(mode: str, values: Mapping[str, int | str]) -> ParallelPlan | None:
-    """Returns the plan for a node's values; None if auto chooses it. Raises PlanError."""
+    """Returns the plan for a node's inputs; None if auto chooses it. Raises PlanError."""
     if mode == AUTO:
         return None
     own = {name: value for name, value in values.items() if name not in OTHER_INPUTS}

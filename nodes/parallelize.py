@@ -13,13 +13,13 @@ from comfy_api.latest import io
 from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.plan import MODEL, ParallelPlan
 from .errors import Refused
-from .incoming.in_memory import share_file
 from .incoming.model import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
 from .load_model import explain_stock, group_input, load_described
 from .model.host_file import NoDenoiser
 from .model.remote_patcher import RemoteModelPatcher
 from .model.sampling import show_on_node
 from .parallel_plan import parse_plan, plan_inputs
+from .weights_file import kept_files
 from .workers.group import check_installed, device_count, device_type, settings
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -70,7 +70,7 @@ def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patch
     node says why. asked: None means auto. Raises PlanError, and Refused if the settings ask for an error instead."""
     check_installed()
     stand_in = model.stand_in if isinstance(model, RemoteModelPatcher) else None
-    before = stand_in and stand_in.planned.asked
+    before = stand_in and stand_in.planned.decided.plan
     try:
         new = load_incoming(model, asked, group)
         take_changes(model, new, functools.partial(load_incoming, asked=asked, group=group))
@@ -108,7 +108,7 @@ def load_incoming(model: Patcher, asked: ParallelPlan | None, group: int) -> Rem
         except ModelFileError:  # ComfyUI makes no such model of its weights
             raise error from None
     new = load_described(file, name, asked, group)
-    share_file(model, new)
+    kept_files[new.model] = kept_files[model.model]  # it stays as long as one of both does
     return new
 
 

@@ -9,6 +9,7 @@ import itertools
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import comfy.utils
 import torch
@@ -71,6 +72,19 @@ class FileInMemory:
         return stored.keys() == own.keys() and not any(find_written(own, stored))
 
 
+# By the module or model whose weights they are. Models that ranks have of the same weights are keys, too, so that the
+# file outlives the first.
+kept_files: weakref.WeakKeyDictionary[torch.nn.Module, FileInMemory] = weakref.WeakKeyDictionary()
+
+
+def keep_file(owner: torch.nn.Module, weights: Weights, name: str) -> Path:
+    """Returns the file with the weights of a module or model, as long as that lives. Raises Refused if they have no
+    room."""
+    if owner not in kept_files or not kept_files[owner].has(weights):
+        kept_files[owner] = FileInMemory(weights, name)
+    return kept_files[owner].path
+
+
 def separate(weights: Mapping[str, torch.Tensor]) -> Weights:
     """Returns weights each in memory of its own, as a safetensors file has them."""
     places: set[int] = set()
@@ -94,18 +108,14 @@ def plain(weight: torch.Tensor) -> torch.Tensor:
 
 
 def take_all_pages(weights: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Gives weights the memory of a file's pages, and their own memory back to the system."""
+    """Gives weights in RAM the memory of a file's pages with the same numbers, and their own memory back to the system.
+    Others stay as they are."""
     for weight, page in weights:
-        take_pages(weight, page)
+        for here, there in zip(list_plain_tensors(weight), list_plain_tensors(page), strict=False):
+            own = here.detach().as_subclass(torch.Tensor)
+            if own.device == there.device and own.dtype in (there.dtype, torch.uint8) and own.nbytes == there.nbytes:
+                here.data = there.detach().view(own.dtype).view(own.shape)
     trim_heap()
-
-
-def take_pages(weight: torch.Tensor, page: torch.Tensor) -> None:
-    """Gives a weight in RAM the memory of a file's page with the same numbers. Others stay as they are."""
-    for here, there in zip(list_plain_tensors(weight), list_plain_tensors(page), strict=False):
-        own = here.detach().as_subclass(torch.Tensor)
-        if own.device == there.device and own.dtype in (there.dtype, torch.uint8) and own.nbytes == there.nbytes:
-            here.data = there.detach().view(own.dtype).view(own.shape)
 
 
 def find_written(weights: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Iterator[str]:

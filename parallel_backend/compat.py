@@ -123,12 +123,6 @@ def parts_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     return module._modules
 
 
-def set_parts(module: torch.nn.Module, parts: dict[str, torch.nn.Module | None]) -> None:
-    """Gives a module another dict of parts than the one that it may share with what it was copied from. Since torch
-    1.0."""
-    vars(module)["_modules"] = parts
-
-
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Returns a module's own buffers, to be replaced likewise. Since torch 1.0."""
     return module._buffers

@@ -6,7 +6,7 @@ import { app } from '../../scripts/app.js'
 import { makeComparisonView } from './compare/view.mjs'
 import { addStyle } from './elements.mjs'
 import { Actions } from './panel/actions.mjs'
-import { applyAnswer, applyEvent, applyLog, createModel, getBadge, openLog } from './panel/state.mjs'
+import { applyAnswer, applyEvent, applyLog, createModel, getBadge, isLogOld, openLog } from './panel/state.mjs'
 import { throttle } from './panel/throttle.mjs'
 import { PanelView } from './panel/view.mjs'
 import { findNextRuns, onAnswer } from './plan/answers.mjs'
@@ -14,7 +14,7 @@ import { onChange } from './settings/server.mjs'
 import { t, textsLoaded } from './text.mjs'
 
 const ID = 'paralleldit'
-const LOG_LINES = 200
+const LOG_LINES = 500
 const PAUSE_MS = 350 // between two drawings
 
 class Panel {
@@ -51,8 +51,7 @@ class Panel {
       const response = await api.fetchApi('/paralleldit/groups')
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json()
-      const late = missed.map((event) => ({ ...event, log: [] }))
-      if (this.missed === missed) this.setModel(late.reduce(applyEvent, applyAnswer(this.model, answer)))
+      if (this.missed === missed) this.setModel(missed.reduce(applyEvent, applyAnswer(this.model, answer)))
     } catch (error) {
       this.setModel({ ...this.model, connected: true, problem: t('panel.problem', { reason: error.message }) })
     } finally {
@@ -60,16 +59,16 @@ class Panel {
     }
   }
 
-  /** Reads the end of a rank's log, if it is not open yet. */
-  async openLog(number, rank) {
-    if (this.model.groups.find((group) => group.number === number)?.logs[rank]) return
+  /** Reads the end of a rank's log, if the group has changed since the last time. */
+  async readLog(number, rank) {
+    if (!isLogOld(this.model, number, rank)) return
     this.setModel(openLog(this.model, number, rank))
-    let text = ''
+    let text = null
     try {
       const response = await api.fetchApi(`/paralleldit/logs?group=${number}&rank=${rank}&lines=${LOG_LINES}`)
-      if (response.ok) text = await response.text()
+      text = response.ok ? await response.text() : ''
     } catch (error) {
-      console.warn('[ParallelDiT]', error) // once the connection is back, events continue the log
+      console.warn('[ParallelDiT]', error) // it is read again with the next event
     }
     this.setModel(applyLog(this.model, number, rank, text))
   }
@@ -95,7 +94,7 @@ class Panel {
   render(parent) {
     this.view ??= new PanelView(
       this.actions,
-      (number, rank) => this.openLog(number, rank),
+      (number, rank) => this.readLog(number, rank),
       () => this.ask(),
       () => makeComparisonView(app, api),
       () => findNextRuns(app.rootGraph)

@@ -2141,43 +2141,15 @@ class Actions {
   }
 }
 
-// Pure: keeps the last lines of a rank's log. They are read once, and events add to them.
+// Pure: the lines of a rank's log.
 
-
-/** Returns a log that waits for its first reading. */
-const openLog$1 = () => ({ lines: [], state: 'reading' });
-
-/** Adds the text that was read. Events may have brought some of its lines before. */
-function addRead(log, text) {
-  return { lines: keepLast(joinOverlapping(splitLines(text), log.lines)), state: 'fresh' }
-}
-
-/** Adds an event's lines. The first event after the reading may repeat lines that were read. */
-function addEvent(log, text) {
-  const more = splitLines(text);
-  const lines = log.state === 'fresh' ? joinOverlapping(log.lines, more) : [...log.lines, ...more];
-  return { lines: keepLast(lines), state: log.state === 'fresh' ? 'followed' : log.state }
-}
-
-/** Joins two parts of a log. The second may begin with lines that end the first. */
-function joinOverlapping(first, second) {
-  for (let shared = Math.min(first.length, second.length); shared > 0; shared--) {
-    const start = first.length - shared;
-    if (second.slice(0, shared).every((line, at) => line === first[start + at])) {
-      return [...first, ...second.slice(shared)]
-    }
-  }
-  return [...first, ...second]
-}
+/** Returns the lines of a text. */
+const splitLines = (text) => (text ? text.replace(/\n$/, '').split('\n') : []);
 
 const PREFIX = /^\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d),\d{3} rank \d+ (INFO )?/;
 
 /** Returns a line without its date and rank, which the panel shows beside it: "18:52:59 message". */
 const shortenLine = (line) => line.replace(PREFIX, '$1 ');
-
-const splitLines = (text) => (text ? text.replace(/\n$/, '').split('\n') : []);
-
-const keepLast = (lines) => lines.slice(-500);
 
 // Pure: the panel's model of the worker groups. The answer of GET /paralleldit/groups and the events after it change
 // it. Each function returns a new model and does not change its argument.
@@ -2209,24 +2181,33 @@ function applyAnswer(model, answer) {
 }
 
 /** Applies an event `paralleldit.group`. */
-function applyEvent(model, { group: number, status, runs, log: lines }) {
+function applyEvent(model, { group: number, status, runs }) {
   return changeGroup(model, number, (old) => ({
     ...old,
     status,
-    runs: (runs ?? []).reduce(addRun$1, old.runs),
-    logs: addLines(old.logs, lines ?? [])
+    runs: (runs ?? []).reduce(addRun$1, old.runs)
   }))
 }
 
-/** Opens a rank's log. From now on, events add to its lines. */
-const openLog = (model, number, rank) =>
-  changeGroup(model, number, (old) => ({ ...old, logs: { ...old.logs, [rank]: openLog$1() } }));
+/** Whether a rank's log is to be read: it never was, or the group has changed since. */
+function isLogOld(model, number, rank) {
+  const group = model.groups.find((each) => each.number === number);
+  const log = group?.logs[rank];
+  return Boolean(group) && !log?.isReading && log?.status !== group.status
+}
 
-/** Applies the answer of GET /paralleldit/logs for a rank, if its log is still open. */
+/** Notes that a rank's log is being read. Its lines stay until then. */
+const openLog = (model, number, rank) =>
+  changeLog(model, number, rank, (group) => ({ isReading: true, status: group.status }));
+
+/** Applies the answer of GET /paralleldit/logs for a rank; null if there was none. */
 const applyLog = (model, number, rank, text) =>
+  changeLog(model, number, rank, () => ({ isReading: false, ...(text === null ? {} : { lines: splitLines(text) }) }));
+
+const changeLog = (model, number, rank, change) =>
   changeGroup(model, number, (old) => {
-    if (!old.logs[rank]) return old
-    return { ...old, logs: { ...old.logs, [rank]: addRead(old.logs[rank], text) } }
+    const log = { lines: [], ...old.logs[rank], ...change(old) };
+    return { ...old, logs: { ...old.logs, [rank]: log } }
   });
 
 function changeGroup(model, number, change) {
@@ -2238,11 +2219,6 @@ function changeGroup(model, number, change) {
 function addRun$1(runs, run) {
   const others = runs.filter(({ id }) => id !== run.id);
   return [run, ...others].sort((a, b) => b.id - a.id).slice(0, RUNS)
-}
-
-function addLines(logs, lines) {
-  const open = lines.filter(({ rank }) => logs[rank]);
-  return { ...logs, ...Object.fromEntries(open.map(({ rank, text }) => [rank, addEvent(logs[rank], text)])) }
 }
 
 /** Returns the running run, or null. */
@@ -2889,9 +2865,9 @@ function makeRun({ answer, models }, group, loaded) {
 const LAST$1 = 15; // lines to show before a person asks for all
 
 class LogView {
-  /** openLog: called with the group's number and a rank whose log has yet to be read. */
-  constructor(openLog) {
-    this.openLog = openLog;
+  /** readLog: called with the group's number and the rank whose log is shown. */
+  constructor(readLog) {
+    this.readLog = readLog;
     this.rank = 0;
     this.showsAll = false;
     this.isOpening = false;
@@ -2939,7 +2915,7 @@ class LogView {
     }
     if (!this.element.open) return
     const log = this.group.logs[this.rank];
-    if (!log && hasLogs(this.group)) queueMicrotask(() => this.openLog(this.group.number, this.rank));
+    if (hasLogs(this.group)) queueMicrotask(() => this.readLog(this.group.number, this.rank));
     const lines = this.getLines();
     setAttribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }));
     setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST$1)).map(shortenLine).join('\n'));
@@ -2951,7 +2927,7 @@ class LogView {
       this.isOpening = false;
       this.lines.scrollIntoView({ block: 'end' });
     }
-    setText(this.nothing, t(log?.state === 'reading' ? 'panel.logReading' : 'panel.logEmpty'));
+    setText(this.nothing, t(log?.isReading ? 'panel.logReading' : 'panel.logEmpty'));
   }
 }
 
@@ -3301,8 +3277,8 @@ const KNOWN_OPERATIONS = ['load', 'patch', 'call', 'sample', 'vae', 'park', 'tri
 const OF_STEPS = ['call', 'sample'];
 
 class GroupView {
-  /** actions: see actions.mjs. openLog: reads a rank's log. comparison: a ComparisonView. */
-  constructor(number, actions, openLog, comparison) {
+  /** actions: see actions.mjs. readLog: reads a rank's log. comparison: a ComparisonView. */
+  constructor(number, actions, readLog, comparison) {
     this.number = number;
     this.actions = actions;
     this.heading = element('h3', { id: makeId('group') }, t('panel.group', { number }));
@@ -3314,7 +3290,7 @@ class GroupView {
       new RankList(),
       new NextView(),
       new RunList((number) => actions.saveTrace(number), comparison),
-      new LogView(openLog)
+      new LogView(readLog)
     ];
     this.parts = [...head, ...rest];
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id };
@@ -3540,10 +3516,10 @@ function describePace(run) {
 
 class PanelView {
   /**
-   * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again.
+   * actions: see actions.mjs. readLog: called with a group's number and a rank. retry: asks the server again.
    * makeComparison: makes a ComparisonView. findNextRuns: returns what is known about next runs, by group number.
    */
-  constructor(actions, openLog, retry, makeComparison, findNextRuns) {
+  constructor(actions, readLog, retry, makeComparison, findNextRuns) {
     this.findNextRuns = findNextRuns;
     this.problem = element('p');
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'));
@@ -3555,7 +3531,7 @@ class PanelView {
     this.views = new Children(
       this.groups,
       ({ group }) => group.number,
-      ({ group }) => new GroupView(group.number, actions, openLog, makeComparison())
+      ({ group }) => new GroupView(group.number, actions, readLog, makeComparison())
     );
     const head = element('header', { class: 'paralleldit-head' }, element('h2', {}, t('panel.title')));
     this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' });
@@ -3582,7 +3558,7 @@ class PanelView {
 
 
 const ID = 'paralleldit';
-const LOG_LINES = 200;
+const LOG_LINES = 500;
 const PAUSE_MS$1 = 350; // between two drawings
 
 class Panel {
@@ -3619,8 +3595,7 @@ class Panel {
       const response = await api.fetchApi('/paralleldit/groups');
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json();
-      const late = missed.map((event) => ({ ...event, log: [] }));
-      if (this.missed === missed) this.setModel(late.reduce(applyEvent, applyAnswer(this.model, answer)));
+      if (this.missed === missed) this.setModel(missed.reduce(applyEvent, applyAnswer(this.model, answer)));
     } catch (error) {
       this.setModel({ ...this.model, connected: true, problem: t('panel.problem', { reason: error.message }) });
     } finally {
@@ -3628,16 +3603,16 @@ class Panel {
     }
   }
 
-  /** Reads the end of a rank's log, if it is not open yet. */
-  async openLog(number, rank) {
-    if (this.model.groups.find((group) => group.number === number)?.logs[rank]) return
+  /** Reads the end of a rank's log, if the group has changed since the last time. */
+  async readLog(number, rank) {
+    if (!isLogOld(this.model, number, rank)) return
     this.setModel(openLog(this.model, number, rank));
-    let text = '';
+    let text = null;
     try {
       const response = await api.fetchApi(`/paralleldit/logs?group=${number}&rank=${rank}&lines=${LOG_LINES}`);
-      if (response.ok) text = await response.text();
+      text = response.ok ? await response.text() : '';
     } catch (error) {
-      console.warn('[ParallelDiT]', error); // once the connection is back, events continue the log
+      console.warn('[ParallelDiT]', error); // it is read again with the next event
     }
     this.setModel(applyLog(this.model, number, rank, text));
   }
@@ -3663,7 +3638,7 @@ class Panel {
   render(parent) {
     this.view ??= new PanelView(
       this.actions,
-      (number, rank) => this.openLog(number, rank),
+      (number, rank) => this.readLog(number, rank),
       () => this.ask(),
       () => makeComparisonView(app, api),
       () => findNextRuns(app.rootGraph)
@@ -4277,7 +4252,7 @@ app.registerExtension({
     const notices = new Map(); // by group
     let model = createModel();
     api.addEventListener('paralleldit.group', ({ detail }) => {
-      model = applyEvent(model, { ...detail, log: [] });
+      model = applyEvent(model, { ...detail});
       const group = model.groups.find(({ number }) => number === detail.group);
       const before = notices.get(detail.group) ?? emptyNotice();
       const now = updateWaiting(before, group, performance.now() / 1000, t, translateSaid);

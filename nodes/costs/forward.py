@@ -8,7 +8,6 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from ...parallel_backend.models import spec_of
 TEXT = 512  # tokens, while the text is unknown
 # Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
-REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
 # Options; and arguments at whose values HiDream O1 looks, so that a forward with them cannot be counted. A step without
 # them computes as much.
 LEFT_OUT = ("transformer_options", "vinput_mask", "ref_pixel_values")
@@ -31,7 +29,6 @@ READ = "minimax_payload"
 # Classes whose latents are a video and its sound. Samplers have them packed into one row of numbers, and memory is
 # estimated by that row.
 PACKED = ("LTXAVModel", "MiniMaxH3Model")
-COUNTING: ContextVar[bool] = ContextVar("COUNTING", default=False)  # whether a forward is being counted
 
 
 def count_call_forward(
@@ -41,8 +38,6 @@ def count_call_forward(
     to call, counts a later call. Returns None if the class's code looks at values, or if its weights are kept in a form
     that cannot be counted."""
     own, spec = copy.copy(module), spec_of(type(module))
-    for name in REPLACED:
-        vars(own).pop(name, None)
     counted = {name: value for name, value in kwargs.items() if name not in LEFT_OUT}
     given = {name: value if name == READ else move_to_meta(value) for name, value in counted.items()}
     latents, timestep, *others = map(move_to_meta, args)
@@ -51,7 +46,6 @@ def count_call_forward(
     given["transformer_options"] = {"optimized_attention_override": attend}
     run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
     size = tuple(args[0].shape[1:]) if isinstance(args[0], torch.Tensor) else ()
-    token = COUNTING.set(True)
     try:
         if spec and spec.drops:  # what a model keeps, it computes in the first step only
             count_forward(module, run, rows, peak=peak, size=size)
@@ -59,8 +53,6 @@ def count_call_forward(
     except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
-    finally:
-        COUNTING.reset(token)
 
 
 def count_latents_forward(

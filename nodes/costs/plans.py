@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import comfy.model_base
 import torch
 
-from ...parallel_backend.compat import parts_of, set_parts
 from ...parallel_backend.costs.auto import list_model_plans
 from ...parallel_backend.costs.choose import (
     Room,
@@ -30,7 +29,6 @@ from ..workers.room import room_for_weights, room_with_enough_ram
 from .forward import count_call_forward, count_latents_forward, packed_shape
 from .machine import file_of, machine_of
 
-Estimate = Callable[[Sequence[int]], float]
 Steps = dict[str, tuple[float, float]]  # see `ModelCosts.steps`
 ONE_DEVICE = ParallelPlan()
 
@@ -43,26 +41,24 @@ def list_seen(_name: str, _total: int, _dtype: str) -> dict[Any, Work]:
 
 
 class ModelCosts:
-    """module: on the meta device, as it was loaded.
+    """model: ComfyUI's, as it was loaded, with its diffusion model on the meta device.
     dtype: the compute dtype.
-    estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape.
     forwards: what was counted of equal models, by size."""
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        model: comfy.model_base.BaseModel,
         sizes: WeightSizes,
         dtype: torch.dtype,
-        estimate: Estimate,
         forwards: dict[Any, ForwardCost | None],
     ) -> None:
-        self.module = module
+        self.module: torch.nn.Module = model.diffusion_model
+        self.estimate = model.memory_required  # bytes that one device needs beside the weights
         self.sizes = sizes
         self.torch_dtype = dtype
-        self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
         self.forwards = forwards
-        self.seen = list_seen(type(module).__name__, sizes.total, self.dtype)
+        self.seen = list_seen(type(self.module).__name__, sizes.total, self.dtype)
 
     @property
     def is_measured(self) -> bool:
@@ -156,22 +152,6 @@ class ModelCosts:
         """Returns the key of this model and size."""
         size = "×".join(map(str, work.cost.size)) or f"{work.cost.flops:.4g} FLOPs"
         return f"{type(self.module).__name__} of {self.sizes.total} bytes, {work.parts} × {size}{work.chosen}"
-
-
-def copy_structure(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns a module with this one's classes, attributes, parts and parameters. If parts of the original are replaced
-    or get other attributes, the copy stays as it is: node packs change them during a sampling, and the plan may not
-    depend on that."""
-    copies: dict[torch.nn.Module, torch.nn.Module] = {}
-
-    def copied(part: torch.nn.Module) -> torch.nn.Module:
-        if part not in copies:
-            copies[part] = copy.copy(part)
-            own = {name: each and copied(each) for name, each in parts_of(part).items()}
-            set_parts(copies[part], own)
-        return copies[part]
-
-    return copied(module)
 
 
 def take_last(predicted: Prediction, steps: Steps) -> Prediction:

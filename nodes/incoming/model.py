@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import comfy.model_management
 import comfy.model_patcher
 import comfy.sd
 import torch
@@ -15,7 +16,7 @@ from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
 from ...parallel_backend.errors import ModelFileError
 from ...worker.comfyui.merges import PREFIX
-from ...worker.comfyui.model import dtype_of
+from ...worker.comfyui.model import dtype_of, write_detected
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from ..errors import Refused
 from ..load_dit import load_dit
@@ -25,9 +26,8 @@ from ..model.host_file import HostFile, describe_host_file, has_dynamic_vram
 from ..model.local_weights import WRITTEN
 from ..model.model_files import PICKLE_SUFFIXES
 from ..model.remote_patcher import RemoteModelPatcher
-from ..weights_file import find_written, take_all_pages
+from ..weights_file import Weights, find_written, form_of, keep_file, kept_files, take_all_pages
 from .differences import find_differences
-from .in_memory import drop_weights, keep_weights
 from .moved import Moved
 
 Patcher = comfy.model_patcher.ModelPatcher
@@ -59,11 +59,29 @@ def describe_incoming(model: Patcher) -> HostFile:
 def describe_in_memory(model: Patcher, name: str) -> HostFile:
     """Puts the weights of a stock MODEL into memory that the ranks map, and returns the model that is in them. name: of
     the model. Raises ModelFileError, and Refused if ranks cannot make the same model of them."""
+    own, config = model.model, model.model.model_config
     try:
-        return check_same(model, describe_host_file(*keep_weights(model, name)))
+        detected = write_detected(config)
+    except LookupError as error:
+        raise Refused(f"Its model is a {error}, which ComfyUI's own detection does not know.") from error
+    comfy.model_management.unload_model_and_clones(model)  # takes back what patches have put into the module
+    path = keep_file(own, list_weights(own), name)
+    dtype = None if config.quant_config is not None else own.get_dtype()
+    try:
+        return check_same(model, describe_host_file(path, dtype, bool(config.optimizations.get("fp8")), detected))
     except (ModelFileError, Refused):
-        drop_weights(model)
+        del kept_files[own]
         raise
+
+
+def list_weights(model: Any) -> Weights:
+    """Returns the weights of ComfyUI's model by their names in a file, as its module has them."""
+    module = model.diffusion_model
+    found = {name: each for name, each in module.state_dict(keep_vars=True).items() if not each.is_meta}
+    own = dict(module.named_parameters())
+    if any(map(form_of, own.values())):  # ComfyUI-GGUF's layers tell nothing of their weights otherwise
+        return {**found, **own}
+    return model.state_dict_for_saving(found)
 
 
 def check_class(model: Patcher) -> None:

@@ -3,7 +3,6 @@ files in memory, which the ranks map."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from ...worker.inside.encoder import Needed
 from ...worker.inside.object_graph import MODEL
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
-from ..weights_file import FileInMemory
+from ..weights_file import keep_file
 
 SHARED = "paralleldit"  # attribute of a VAE that ranks share
 PATCHER = "patcher"  # attribute of ComfyUI's VAE
@@ -27,7 +26,6 @@ OF_CONTROLNETS = (
     *(OF_CONTROLNET, "control_model", "extra_args", "global_average_pooling", "strength_type", "manual_cast_dtype"),
 )
 OF_ONE_CONTROLNET = {"previous_controlnet": None, "timestep_percent_range": (0.0, 1.0)}
-_files: weakref.WeakKeyDictionary[torch.nn.Module, FileInMemory] = weakref.WeakKeyDictionary()
 
 
 def needed_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Needed:
@@ -63,8 +61,7 @@ def share_weights(network: torch.nn.Module) -> dict[int, tuple[str, str]]:
         if type(weight) in (torch.Tensor, torch.nn.Parameter) and not weight.is_meta
     }
     try:
-        if network not in _files or not _files[network].has(weights):
-            _files[network] = FileInMemory(weights, "network")
+        path = str(keep_file(network, weights, "network"))
     except Refused as error:
         raise UnsendableError(str(error)) from error
-    return {id(weight): (str(_files[network].path), name) for name, weight in weights.items()}
+    return {id(weight): (path, name) for name, weight in weights.items()}

@@ -14,7 +14,6 @@ from ...parallel_backend.compat import tree_leaves, tree_map_only, without_funct
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
 from ...worker.comfyui.quantised_rows import QUANTISED
 from ...worker.compat import version_of
-from ..costs.forward import COUNTING
 from ..errors import Refused
 
 TENSOR: Any = torch.Tensor
@@ -75,8 +74,6 @@ class DeferredParameter(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if COUNTING.get():
-            return super().__torch_function__(func, types, args, kwargs)
         if func in AT_REST:
             return AT_REST[func]
         first = args[0] if args and isinstance(args[0], cls) else None

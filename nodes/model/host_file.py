@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,15 +89,13 @@ class HostFile:
     def module(self) -> torch.nn.Module:
         return self.model.diffusion_model
 
+    @functools.cached_property
     def costs(self) -> ModelCosts:
-        """Returns the costs of its plans."""
-        model = weakref.ref(self.model)  # weak, because the model's objects hold the costs
-
-        def estimate(latents: Sequence[int]) -> float:
-            alive = model()
-            return type(alive).memory_required(alive, latents) if alive else 0.0
-
-        return ModelCosts(self.module, self.sizes, self.compute, estimate, counted_forwards(self.found))
+        """The costs of its plans. They have a copy of the model: node packs change the model during samplings, and the
+        plan may not depend on that."""
+        config = self.model.model_config  # has any attribute, which misleads `copy`; nobody changes it
+        model = copy.deepcopy(self.model, {id(config): config})
+        return ModelCosts(model, self.sizes, self.compute, counted_forwards(self.found))
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
         """Returns the source that the ranks load, with ComfyUI's arguments that change the result or where weights are

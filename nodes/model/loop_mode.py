@@ -21,7 +21,6 @@ from ...worker.comfyui.patched_options import OPTIONS
 from ...worker.host.call_batcher import CallRecorded
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
-from ...worker.wire.tensors import Tensors
 from ..assumptions import guides_by_scale
 from ..errors import Refused
 from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
@@ -88,7 +87,23 @@ class LoopSampler(comfy.samplers.Sampler):
             tensors["original"] = latent_image
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
-        return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar)
+        remote = require_remote_module(guider.inner_model)
+        passes = record_passes(guider, remote, noise, sigmas, extra_args)
+        bar = tqdm(disable=disable_pbar)
+        latest = noise
+
+        def on_step(event: Header, denoised: torch.Tensor | None) -> None:
+            """Shows a step as ComfyUI's samplers do."""
+            nonlocal latest
+            if denoised is not None:
+                latest = denoised.to(noise)
+            bar.total = event["steps"]
+            bar.update()
+            if callback is not None:
+                callback(event["step"], latest, latest, event["steps"])
+
+        with bar:
+            return remote.sample(call, tensors, passes, on_step).to(noise)
 
 
 def cannot_honour(asked: list[str]) -> Refused:
@@ -96,35 +111,6 @@ def cannot_honour(asked: list[str]) -> Refused:
         f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes.",
         "Remove that node, or use a stock KSampler.",
     )
-
-
-def run_loop(
-    guider: Guider,
-    call: SamplerCall,
-    tensors: Tensors,
-    sigmas: torch.Tensor,
-    extra_args: dict[str, Any],
-    callback: Callback | None,
-    disable_pbar: bool,
-) -> torch.Tensor:
-    """Sends the call, and shows its steps as ComfyUI's samplers do."""
-    remote = require_remote_module(guider.inner_model)
-    noise = tensors["noise"]
-    passes = record_passes(guider, remote, noise, sigmas, extra_args)
-    bar = tqdm(disable=disable_pbar)
-    latest = noise
-
-    def on_step(event: Header, denoised: torch.Tensor | None) -> None:
-        nonlocal latest
-        if denoised is not None:
-            latest = denoised.to(noise)
-        bar.total = event["steps"]
-        bar.update()
-        if callback is not None:
-            callback(event["step"], latest, latest, event["steps"])
-
-    with bar:
-        return remote.sample(call, tensors, passes, on_step).to(noise)
 
 
 def require_remote_module(model: BaseModel) -> RemoteModule:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, list_model_plans
 from ...parallel_backend.costs.forward import Work
@@ -19,11 +21,11 @@ from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
-from ..costs.plans import ONE_DEVICE, ModelCosts, copy_structure
+from ..costs.plans import ONE_DEVICE, ModelCosts
 from ..inside.patches import join, limit_work, reasons_of_plan
-from ..plan_words import Remark, format_seconds, join_remarks
+from ..plan_words import format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
-from .sampling import check_interrupt, show_on_node
+from .sampling import check_interrupt, warn
 
 NO_STATUS: Mapping[str, Any] = {}
 
@@ -32,8 +34,8 @@ class PlannedModule:
     """A module whose calls run under the user's plan or an automatic one.
 
     source: of the model, as JSON.
-    auto: decides the plan by the work of a call; None if the user chose it.
-    asked: the plan at the begin of a sampling.
+    decided: decides the plan by the work of a call.
+    is_set: whether the plan is the user's, whatever the work.
     replaced: the plan that was asked for, while a node's functions force another.
     note: for the group's status, if the plan is not the requested one.
     name: of the model, as the user chose it.
@@ -43,18 +45,17 @@ class PlannedModule:
     def __init__(
         self,
         group: WorkerGroup,
+        module: torch.nn.Module,
         source: Header,
-        plan: ParallelPlan,
         costs: ModelCosts,
-        note: tuple[Remark, ...] = (),
-        auto: PlanOfRun | None = None,
+        decided: PlanOfRun,
+        is_set: bool = True,
         name: str = "",
     ) -> None:
-        self.group, self.source, self.plan, self.sizes = group, source, plan, costs.sizes
-        self.asked, self.note, self.name = plan, note, name or source["model_class"]
+        self.group, self.source, self.costs, self.sizes = group, source, costs, costs.sizes
+        self.decided, self.is_set, self.plan, self.note = decided, is_set, decided.plan, decided.choice.note
+        self.module, self.name = module, name or source["model_class"]
         self.working, self.makes_room, self.networks = 0.0, False, 0
-        self.auto, self.costs, self.module = auto, costs, costs.module
-        costs.module = copy_structure(self.module)
         spec = spec_of(type(self.module))
         self.has_bands = bool(spec and spec.bands)
         self.replaced: ParallelPlan | None = None
@@ -62,21 +63,17 @@ class PlannedModule:
 
     def begin_run(self) -> ParallelPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
-        self.replaced = None
-        if self.auto is None:
-            self.plan = self.asked
-            return None if self.plan.leaves_patches else self.plan
-        self.auto.begin()
-        return None
+        self.decided.begin()
+        self.plan, self.replaced = self.decided.plan, None
+        return self.plan if self.is_set else None
 
     def decide_plan(self, work: Work, options: Sequence[Mapping[str, Any]]) -> None:
-        """Decides an automatic plan by the work. Replaces a user's plan that shares more than the nodes' functions
+        """Decides a plan that depends on the work. Replaces a user's plan that shares more than the nodes' functions
         allow. The ranks keep the weights. options: of the calls."""
         work = limit_work(work, options)
         if work != self.last_work:
             self.learn_step()
         self.follow_work(work)
-        self.choose_patches(work)
         if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
             self.share_less(work, reasons)
         self.report_prediction(work)
@@ -88,29 +85,19 @@ class PlannedModule:
         weights = asked.weights if asked.weights == HOST else found.weights
         self.plan, self.replaced = replace(found, attention=asked.attention, weights=weights), asked
         said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."
-        logging.warning("[ParallelDiT] %s", said)
-        show_on_node(said)
+        warn(said)
         self.group.runs.note(reason=said, is_stock=False)
         self.group.runs.planned(self.plan)
 
     def follow_work(self, work: Work) -> None:
-        """Changes an automatic plan if this work requires another."""
-        if self.auto is None or not self.auto.follow(work):
+        """Decides the plan, or changes it if this work requires another."""
+        if self.is_set or not self.decided.follow(work):
             return
-        self.plan = self.auto.plan
-        self.note = self.auto.choice.note
+        self.plan, self.note = self.decided.plan, self.decided.choice.note
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
         self.group.runs.planned(self.plan)
-        if tried := self.auto.choice.tried:
+        if tried := self.decided.choice.tried:
             self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", is_stock=False)
-
-    def choose_patches(self, work: Work) -> None:
-        """Decides at the first request of a sampling how many patches a user's plan has, if it leaves that open."""
-        run = self.group.runs.current
-        if self.auto or self.replaced or not self.plan.leaves_patches or run is None or run.plans:
-            return
-        self.plan = self.costs.choose_patches(work, self.plan)
-        self.group.runs.planned(self.plan)
 
     def report_prediction(self, work: Work) -> None:
         """Reports the predicted time of a step, also on one device, once for each plan and size."""
@@ -124,12 +111,12 @@ class PlannedModule:
             self.group.runs.predicted(self.costs.predict(work, self.plan).seconds, self.costs.is_measured)
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan or its patches
-        are not decided yet, the ranks measure their speed first. Counting would run nodes' functions in the module. If
+        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is not decided
+        yet, the ranks measure their speed first. Counting would run nodes' functions in the module. If
         there are any, the cost stays unknown."""
         if CHANGES in kwargs[OPTIONS]:
             return work
-        if self.auto and self.auto.is_open or not self.auto and self.plan.leaves_patches:
+        if self.decided.is_open and not self.is_set:
             measure(self.group, self.costs.dtype, check_interrupt)
         work = replace(work, forward=self.costs.count_call(args, kwargs))
         self.costs.remember(work)
@@ -154,9 +141,9 @@ class PlannedModule:
             self.costs.learn(work, self.plan, usual)
 
     def shares_calls(self) -> bool:
-        """Whether the ranks run the calls of one request at the same time, or in one pipeline. An automatic plan that
-        is not decided yet counts as yes."""
-        return bool(self.auto and self.auto.is_open) or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
+        """Whether the ranks run the calls of one request at the same time, or in one pipeline. A plan that is not
+        decided yet counts as yes."""
+        return self.decided.is_open and not self.is_set or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
 
     def weight_bytes(self, status: Mapping[str, Any] = NO_STATUS) -> int:
         """Returns the bytes of weights that rank 0 keeps on its accelerator, parked ones included. status: the ranks',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -28,11 +27,13 @@ from ..inside.controls import networks_of, record_all
 from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
 from .remote_module import MODULE, RemoteModule, remote_module
-from .sampling import show_on_node
+from .sampling import warn
 from .weight_changes import WeightNames, is_model_as_lora, name_files
 
 NONE: Mapping[str, list] = {}
 UNLIMITED = 1e32  # bytes: ComfyUI's value for all of a model
+# ComfyUI says this nowhere.
+USELESS_LORA = "This LoRA changes nothing: none of its keys is a weight of the model. It is for another model."
 
 
 def record_run(
@@ -227,7 +228,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         with patch.object(self.model, "state_dict", lambda: WeightNames(self.model)):
             added = super().add_patches(patches, strength_patch, strength_model)
         if not added and strength_patch and not any(isinstance(value, list) for value in patches.values()):
-            explain_useless_lora()
+            warn(USELESS_LORA)
         return added
 
     def pre_run(self) -> None:
@@ -312,7 +313,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Keeps the weight changes for a part of the conditioning or of the steps."""
         added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
         if not added and strength_patch:
-            explain_useless_lora()
+            warn(USELESS_LORA)
         return added
 
     def patch_hooks(self, hooks: Any) -> None:
@@ -349,13 +350,6 @@ def why_unsendable(patches: Mapping[str, list]) -> list[str]:
     except UnsendableError as error:
         return [f"a change of weights ({error})"]
     return []
-
-
-def explain_useless_lora() -> None:
-    """Says what ComfyUI says nowhere: that a LoRA is for another model."""
-    said = "This LoRA changes nothing: none of its keys is a weight of the model. It is for another model."
-    logging.warning("[ParallelDiT] %s", said)
-    show_on_node(said)
 
 
 def stock_patcher(source: HostSource, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:

@@ -24,11 +24,16 @@ class Sampling:
         self.said: set[str] = set()
 
     def say_once(self, text: str) -> None:
-        """Shows a text on the node and in the log, once in this sampling."""
+        """Says a text, once in this sampling."""
         if text not in self.said:
             self.said.add(text)
-            logging.warning("[ParallelDiT] %s", text)
-            show_on_node(text)
+            warn(text)
+
+
+def warn(text: str) -> None:
+    """Says a text in the log, and on the node that runs."""
+    logging.warning("[ParallelDiT] %s", text)
+    show_on_node(text)
 
 
 def show_on_node(text: str) -> None:

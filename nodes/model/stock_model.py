@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..inside.patches import join
 from ..inside.replaced_methods import ReplacedMethods
 from .local_weights import LocalWeights
 from .planned_module import PlannedModule
-from .sampling import show_on_node
+from .sampling import warn
 
 Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 
@@ -62,12 +61,9 @@ class StockModel:
                 f"The parallel model cannot honour {why}: its inside runs in worker processes.",
                 "Remove that node, or bypass Parallelize Model.",
             )
-        said = self.planned.explain_stock(why, down)
-        if said != self.why:
-            logging.warning("[ParallelDiT] %s", said)
-        self.why = said
-        self.planned.group.runs.note(reason=said, is_stock=True)
-        show_on_node(said)
+        self.why = self.planned.explain_stock(why, down)
+        self.planned.group.runs.note(reason=self.why, is_stock=True)
+        warn(self.why)
         if self.runs:
             return self.weights.put_numbers()
         self.planned.free()

@@ -110,7 +110,7 @@ def describe_resolved(
     """Returns what `answer` says of the plan that runs. asked: by a person; None for auto."""
     plan, memory, predicted = resolved.plan, None, None
     if sampled:
-        work, costs = sampled.largest_work, sampled.costs
+        work, costs = sampled.largest_work, sampled.file.costs
         plan = costs.choose_patches(work, plan)
         estimate = MemoryEstimate.of(plan, sampled)
         memory = {**estimate.to_json(), "remedies": remedies_to_json(estimate)}

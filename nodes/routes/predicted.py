@@ -19,7 +19,7 @@ BEST = 3  # plans to show
 def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
     """Returns the automatic plan that a sampling will use, and the reasons for it. If guidance is unknown, it is the
     plan for cond and uncond, which is the larger work, and a reason says so."""
-    question, resolved = sampled.question, choose_plan(sampled.largest_work, sampled.costs)
+    question, resolved = sampled.question, choose_plan(sampled.largest_work, sampled.file.costs)
     why, resolved = resolved.note, resolved._replace(note=())
     if question.guided is False:  # then it is known why there is one pass
         why = tuple(remark("no_branches") if each.key == "one_pass" else each for each in why)
@@ -52,7 +52,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
     they fit, whether it has run and took that long, and whether it is one device alone.
     is_measured: whether this machine was measured.
     """
-    costs, work = sampled.costs, sampled.largest_work
+    costs, work = sampled.file.costs, sampled.largest_work
     if work.forward is None:
         return None
 

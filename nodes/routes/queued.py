@@ -18,7 +18,6 @@ from ..parallel_plan import fit_to_machine, parse_plan
 from ..workers.group import device_count, device_type, settings, worker_group
 
 PARALLELIZE = "ParallelDiT_Parallelize"
-OTHERS = ("model", "mode", "group")  # the node's inputs that are no part of a plan
 WAIT_SECONDS = 5.0  # for ComfyUI to accept the prompt
 POLL_SECONDS = 0.05
 
@@ -49,7 +48,7 @@ def start_ranks(prompt: dict[str, Any]) -> None:
     try:
         ranks: dict[int, int] = {}
         for own in (node["inputs"] for node in prompt.values() if node["class_type"] == PARALLELIZE):
-            asked = parse_plan(own["mode"], {name: own[name] for name in own if name not in OTHERS})
+            asked = parse_plan(own["mode"], own)
             count, group = fit_to_machine(asked).plan.world_size if asked else device_count(), own.get("group", 1)
             ranks[group] = max(count, ranks.get(group, 0))
         for group, count in ranks.items() if settings().start != WITH_SAMPLER else ():

@@ -67,8 +67,8 @@ def suggest_picture(sampled: Sampled, plan: ParallelPlan) -> list[Remark]:
     """Suggests one image at a time, or half its sides, if that fits."""
     question = sampled.question
     for factor in (1, 2):
-        samplers = [each._replace(picture=each.picture and each.picture.shrink(factor)) for each in question.samplers]
-        smaller = sampled._replace(question=question._replace(samplers=samplers))
+        samplers = [each.shrink(factor) for each in question.samplers]
+        smaller = sampled._replace(question=question.model_copy(update={"samplers": samplers}))
         if smaller != sampled and MemoryEstimate.of(plan, smaller).fits:
             largest = max(smaller.question.pictures, key=lambda each: each.width * each.height)
             return [remark("would_picture", width=largest.width, height=largest.height, images=largest.batch_size)]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from server import PromptServer
 
 from ...worker.host.client import WorkerGroup
-from ...worker.launch.logs import log_path
 
 EVENT = "paralleldit.group"
 LEAST_SECONDS = 0.25  # between two events
 BUSY_SECONDS, STARTING_SECONDS, IDLE_SECONDS = 0.5, 1.0, 2.0  # between two polls of the ranks
-LOG_BYTES = 64 << 10  # of one rank's log, in one event
 
 
 class Feed(threading.Thread):
@@ -29,7 +24,6 @@ class Feed(threading.Thread):
         self.number = number
         self.group = group
         self.server = server
-        self.logs: dict[int, LogReader] = {}
         self.sent_runs: dict[int, dict[str, Any]] = {}
 
     def run(self) -> None:
@@ -46,35 +40,8 @@ class Feed(threading.Thread):
         return BUSY_SECONDS if session.operation else IDLE_SECONDS
 
     def make_event(self) -> dict[str, Any]:
-        """Returns the full status, the runs that changed since the last event, and the new lines of the logs."""
+        """Returns the full status, and the runs that changed since the last event."""
         status = self.group.status()
         runs = {run["id"]: run for run in self.group.runs.to_json()}
         changed, self.sent_runs = [run for number, run in runs.items() if run != self.sent_runs.get(number)], runs
-        for rank in range(self.group.ranks):
-            self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
-        log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]
-        return {"group": self.number, "status": status, "runs": changed, "log": log}
-
-
-class LogReader:
-    """Reads the lines of a log as they are written, from the first."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.at = 0
-
-    def new_lines(self) -> str:
-        """Returns whole new lines; if there are many, only the last. Reads a rotated log from its start."""
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                self.at = self.at if self.at <= size else 0
-                start = file.seek(max(self.at, size - LOG_BYTES))
-                text = file.read(size - start)
-        except OSError as error:  # for example, it does not exist yet
-            logging.debug("[ParallelDiT] %s", error)
-            return ""
-        end = text.rfind(b"\n") + 1
-        begin = text.find(b"\n") + 1 if start > self.at else 0
-        self.at = start + end
-        return text[begin:end].decode(errors="replace").rstrip("\n")
+        return {"group": self.number, "status": status, "runs": changed}

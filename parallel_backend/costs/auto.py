@@ -62,7 +62,7 @@ def checks_of(model: torch.nn.Module, work: Work) -> Check:
 
 
 class PlanOfRun:
-    """The automatic plan of a sampling. The first request decides it.
+    """The plan of a sampling, if it depends on the work. The first request decides it.
 
     After that, it only changes to a plan that shares the batch less, and only after ranks were idle for some requests
     in a row. That happens, for example, when guidance ends before the last step. So no pattern of requests makes it

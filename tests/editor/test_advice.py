@@ -22,7 +22,7 @@ CARD = "paralleldit-error"
 NAME = re.compile(r"\{(\w+)\}")
 ANY = "…"
 SENTENCE_END = re.compile(r"(?<=[.!?]) |(?<=[.!?]\)) |\n")
-SAYING = {"show_on_node", "say_once", "explained", "because"}  # functions whose first text a person sees
+SAYING = {"show_on_node", "warn", "say_once", "explained", "because"}  # functions whose first text a person sees
 # What only scripts call. They have no editor.
 SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", "library", "pipelines/", "groups/mesh"))
 # How many texts are in English alone, by room: of how the processes talk to each other, of what a node's code may not

@@ -102,6 +102,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "torch",
         "safetensors",
         "aiohttp",
+        "pydantic",
         "tqdm",
         "comfy",
         "comfy_api",

@@ -11,6 +11,7 @@ import {
   getStep,
   hasLogs,
   isDismissible,
+  isLogOld,
   listActions,
   listRanks,
   openLog,
@@ -36,7 +37,7 @@ const STOPPED = { state: 'stopped', deaths: 0, last_death: null }
 const run = (id, state = 'done', made = 3) => ({ id, state, made, total: null, operation: 'call', steps: [] })
 const page = (status = READY, runs = []) =>
   applyAnswer(createModel(), { groups: [{ group: 1, status, runs }], device: 'cpu', devices: 2 })
-const event = (changes) => ({ group: 1, status: READY, runs: [], log: [], ...changes })
+const event = (changes) => ({ group: 1, status: READY, runs: [], ...changes })
 const only = (model) => model.groups[0]
 
 test('a page without groups shows the first one, stopped', () => {
@@ -149,17 +150,19 @@ test('each state allows the buttons that are of use', () => {
   assert.equal(possible({ state: 'failed' }), 'restart')
 })
 
-test('only logs that are open are kept, and a new answer closes them', () => {
-  const log = [
-    { rank: 0, text: 'a' },
-    { rank: 1, text: 'b' }
-  ]
-  const model = applyEvent(applyLog(openLog(page(), 1, 1), 1, 1, 'before'), event({ log }))
-  assert.deepEqual(only(model).logs[1].lines, ['before', 'b'])
-  assert.equal(only(model).logs[0], undefined)
-  const again = applyAnswer(model, { groups: [{ group: 1, status: READY, runs: [] }], device: 'cpu', devices: 2 })
-  assert.deepEqual(only(again).logs, {})
-  assert.deepEqual(only(applyLog(again, 1, 1, 'late')).logs, {})
+test('a log is read again once the group has changed, and keeps its lines until then', () => {
+  const model = page()
+  assert.ok(isLogOld(model, 1, 1))
+  const reading = openLog(model, 1, 1)
+  assert.ok(!isLogOld(reading, 1, 1) && only(reading).logs[1].isReading)
+  const read = applyLog(reading, 1, 1, 'a\nb\n')
+  assert.deepEqual(only(read).logs[1].lines, ['a', 'b'])
+  assert.ok(!isLogOld(read, 1, 1) && isLogOld(read, 1, 0))
+  const later = applyEvent(read, event({ status: { ...READY } }))
+  assert.ok(isLogOld(later, 1, 1))
+  assert.deepEqual(only(applyLog(openLog(later, 1, 1), 1, 1, null)).logs[1].lines, ['a', 'b'])
+  const changedMeanwhile = applyLog(applyEvent(reading, event({ status: { ...READY } })), 1, 1, 'a')
+  assert.ok(isLogOld(changedMeanwhile, 1, 1))
 })
 
 test('the badge shows a failed group before a busy one', () => {

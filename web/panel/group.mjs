@@ -30,8 +30,8 @@ const KNOWN_OPERATIONS = ['load', 'patch', 'call', 'sample', 'vae', 'park', 'tri
 const OF_STEPS = ['call', 'sample']
 
 export class GroupView {
-  /** actions: see actions.mjs. openLog: reads a rank's log. comparison: a ComparisonView. */
-  constructor(number, actions, openLog, comparison) {
+  /** actions: see actions.mjs. readLog: reads a rank's log. comparison: a ComparisonView. */
+  constructor(number, actions, readLog, comparison) {
     this.number = number
     this.actions = actions
     this.heading = element('h3', { id: makeId('group') }, t('panel.group', { number }))
@@ -43,7 +43,7 @@ export class GroupView {
       new RankList(),
       new NextView(),
       new RunList((number) => actions.saveTrace(number), comparison),
-      new LogView(openLog)
+      new LogView(readLog)
     ]
     this.parts = [...head, ...rest]
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }

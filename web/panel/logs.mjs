@@ -11,9 +11,9 @@ import { hasLogs } from './state.mjs'
 const LAST = 15 // lines to show before a person asks for all
 
 export class LogView {
-  /** openLog: called with the group's number and a rank whose log has yet to be read. */
-  constructor(openLog) {
-    this.openLog = openLog
+  /** readLog: called with the group's number and the rank whose log is shown. */
+  constructor(readLog) {
+    this.readLog = readLog
     this.rank = 0
     this.showsAll = false
     this.isOpening = false
@@ -61,7 +61,7 @@ export class LogView {
     }
     if (!this.element.open) return
     const log = this.group.logs[this.rank]
-    if (!log && hasLogs(this.group)) queueMicrotask(() => this.openLog(this.group.number, this.rank))
+    if (hasLogs(this.group)) queueMicrotask(() => this.readLog(this.group.number, this.rank))
     const lines = this.getLines()
     setAttribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }))
     setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST)).map(shortenLine).join('\n'))
@@ -73,7 +73,7 @@ export class LogView {
       this.isOpening = false
       this.lines.scrollIntoView({ block: 'end' })
     }
-    setText(this.nothing, t(log?.state === 'reading' ? 'panel.logReading' : 'panel.logEmpty'))
+    setText(this.nothing, t(log?.isReading ? 'panel.logReading' : 'panel.logEmpty'))
   }
 }
 

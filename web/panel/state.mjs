@@ -1,7 +1,7 @@
 // Pure: the panel's model of the worker groups. The answer of GET /paralleldit/groups and the events after it change
 // it. Each function returns a new model and does not change its argument.
 
-import * as log from './log.mjs'
+import { splitLines } from './log.mjs'
 
 export const RUNS = 10 // of a group are kept, as on the server
 export const SILENT_SECONDS = 3 // a rank gives four signs of life a second
@@ -29,24 +29,33 @@ export function applyAnswer(model, answer) {
 }
 
 /** Applies an event `paralleldit.group`. */
-export function applyEvent(model, { group: number, status, runs, log: lines }) {
+export function applyEvent(model, { group: number, status, runs }) {
   return changeGroup(model, number, (old) => ({
     ...old,
     status,
-    runs: (runs ?? []).reduce(addRun, old.runs),
-    logs: addLines(old.logs, lines ?? [])
+    runs: (runs ?? []).reduce(addRun, old.runs)
   }))
 }
 
-/** Opens a rank's log. From now on, events add to its lines. */
-export const openLog = (model, number, rank) =>
-  changeGroup(model, number, (old) => ({ ...old, logs: { ...old.logs, [rank]: log.openLog() } }))
+/** Whether a rank's log is to be read: it never was, or the group has changed since. */
+export function isLogOld(model, number, rank) {
+  const group = model.groups.find((each) => each.number === number)
+  const log = group?.logs[rank]
+  return Boolean(group) && !log?.isReading && log?.status !== group.status
+}
 
-/** Applies the answer of GET /paralleldit/logs for a rank, if its log is still open. */
+/** Notes that a rank's log is being read. Its lines stay until then. */
+export const openLog = (model, number, rank) =>
+  changeLog(model, number, rank, (group) => ({ isReading: true, status: group.status }))
+
+/** Applies the answer of GET /paralleldit/logs for a rank; null if there was none. */
 export const applyLog = (model, number, rank, text) =>
+  changeLog(model, number, rank, () => ({ isReading: false, ...(text === null ? {} : { lines: splitLines(text) }) }))
+
+const changeLog = (model, number, rank, change) =>
   changeGroup(model, number, (old) => {
-    if (!old.logs[rank]) return old
-    return { ...old, logs: { ...old.logs, [rank]: log.addRead(old.logs[rank], text) } }
+    const log = { lines: [], ...old.logs[rank], ...change(old) }
+    return { ...old, logs: { ...old.logs, [rank]: log } }
   })
 
 function changeGroup(model, number, change) {
@@ -58,11 +67,6 @@ function changeGroup(model, number, change) {
 function addRun(runs, run) {
   const others = runs.filter(({ id }) => id !== run.id)
   return [run, ...others].sort((a, b) => b.id - a.id).slice(0, RUNS)
-}
-
-function addLines(logs, lines) {
-  const open = lines.filter(({ rank }) => logs[rank])
-  return { ...logs, ...Object.fromEntries(open.map(({ rank, text }) => [rank, log.addEvent(logs[rank], text)])) }
 }
 
 /** Returns the running run, or null. */

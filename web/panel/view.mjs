@@ -7,10 +7,10 @@ import { GroupView } from './group.mjs'
 
 export class PanelView {
   /**
-   * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again.
+   * actions: see actions.mjs. readLog: called with a group's number and a rank. retry: asks the server again.
    * makeComparison: makes a ComparisonView. findNextRuns: returns what is known about next runs, by group number.
    */
-  constructor(actions, openLog, retry, makeComparison, findNextRuns) {
+  constructor(actions, readLog, retry, makeComparison, findNextRuns) {
     this.findNextRuns = findNextRuns
     this.problem = element('p')
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'))
@@ -22,7 +22,7 @@ export class PanelView {
     this.views = new Children(
       this.groups,
       ({ group }) => group.number,
-      ({ group }) => new GroupView(group.number, actions, openLog, makeComparison())
+      ({ group }) => new GroupView(group.number, actions, readLog, makeComparison())
     )
     const head = element('header', { class: 'paralleldit-head' }, element('h2', {}, t('panel.title')))
     this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' })

@@ -46,15 +46,6 @@ def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, ho
     assert [memory["total"] > memory["resident"] > 0 for memory in group["status"]["memory"]] == [True] * count
 
 
-def test_the_lines_of_the_logs_are_told_once(host: ComfyHost) -> None:
-    follow(host, JOB)
-    post(host, "/paralleldit/restart")
-    told = follow(host, JOB)
-    for rank in (0, 1):
-        text = "\n".join(log["text"] for event in told for log in event["log"] if log["rank"] == rank)
-        assert text.count("loaded DiT ") == 1
-
-
 def test_a_run_that_is_interrupted_or_refused_says_so(host: ComfyHost) -> None:
     cancel(host, spaced(Job("tiny-dit", "3", seed=5, steps=5000)).prompt(), at=2)
     assert groups(host)[0]["runs"][0]["state"] == "cancelled"

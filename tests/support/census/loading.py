@@ -90,7 +90,7 @@ class Loading:
                 (of_model, "worker_group", lambda _group: self.group),
                 (of_model, "prepare_model", lambda *_args: None),
                 (of_model, "choose_plan", self.choose_plan),
-                (of_model, "show_on_node", said.append),
+                (of_model, "warn", said.append),
                 (node, "show_on_node", said.append),
             ):
                 stack.enter_context(patch.object(place, name, value))

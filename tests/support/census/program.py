@@ -82,7 +82,7 @@ class Census(GivenNetworks):
             take_over(stock, reasons, *args, **kwargs)
 
         kind.take_over = watched
-        importlib.import_module("pack.nodes.model.sampling").show_on_node = lambda text: self.said.append(text)
+        importlib.import_module("pack.nodes.model.sampling").warn = lambda text: self.said.append(text)
         call = self.group.call
 
         def noted(*args: Any, **kwargs: Any) -> Any:

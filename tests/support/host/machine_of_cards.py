@@ -67,7 +67,7 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     group.settings.cache_clear()
     try:
         devices = machine.devices_of_ranks(group.device_count())
-        answer = route.answer(route.Question("auto", {}, 1, {}, "", []))
+        answer = route.answer(route.Question(values={"mode": "auto"}))
         guided = plans.Work(2, has_branches=True)
         noted = plans.choose_plan(guided, costs)
         asked = plans.fit_to_machine(plans.ParallelPlan(ulysses=3)) if group.why_no_group() else None

@@ -76,7 +76,10 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
     before = count_anew(file) if is_counted else None
     group = pack("worker.host.client").WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     source = file.source(plan, True)
-    planned = pack("nodes.model.planned_module").PlannedModule(group, source.to_json(), plan, file.costs())
+    decided = pack("parallel_backend.costs.auto").PlanOfRun(lambda _work: SimpleNamespace(plan=plan, note=()))
+    planned = pack("nodes.model.planned_module").PlannedModule(
+        group, file.module, source.to_json(), file.costs, decided
+    )
     remote = pack("nodes.model.remote_module").RemoteModule(source, planned)
     patcher = pack("nodes.model.remote_patcher").remote_patcher(file.model, remote)
     is_alike = count_anew(file) == before if is_counted else None
@@ -102,8 +105,8 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
 
 def count_anew(file: Any) -> Any:
     """Counts a forward, whatever was counted of a file with this name."""
-    pack("nodes.model.host_file").counted_forwards.cache_clear()
-    return file.costs().count_latents(LATENTS)
+    file.costs.forwards.clear()
+    return file.costs.count_latents(LATENTS)
 
 
 def reasons_of(node_classes: Mapping[str, Any], node: str, patcher: Any) -> list[str]:
