@@ -22,7 +22,7 @@ import torch
 
 from ..worker.comfyui.entry import leaves_by, runs_wrappers
 from ..worker.comfyui.patched_options import OPTIONS
-from ..worker.comfyui.source import METHODS
+from ..worker.comfyui.source import SENT_METHODS
 from ..worker.wire.operations import FORWARD, INNER
 
 MODULE = "diffusion_model"
@@ -97,7 +97,7 @@ def calls_known_methods(classes: Classes) -> bool:
         if name.startswith(prefix)
     }
     own = {name for name in asked if inspect.isfunction(getattr(classes.module, name, None))}
-    return own <= {*METHODS, *dir(torch.nn.Module)}
+    return own <= {*SENT_METHODS, *dir(torch.nn.Module)}
 
 
 def takes_options(classes: Classes) -> bool:
@@ -149,7 +149,7 @@ def takes_as_many(function: Callable[..., object], before: Callable[..., object]
 
 ASSUMED = (
     Assumption("BaseModel", "it gives the diffusion model latents and timestep first", passes_latents_first),
-    Assumption("BaseModel", f"of the diffusion model it calls only {', '.join(METHODS)}", calls_known_methods),
+    Assumption("BaseModel", f"of the diffusion model it calls only {', '.join(SENT_METHODS)}", calls_known_methods),
     Assumption(f"the diffusion model's {FORWARD}", f"it takes {OPTIONS}", takes_options),
     Assumption(
         f"the diffusion model's {FORWARD}",

@@ -23,7 +23,8 @@ from ..worker.wire.operations import RANDOM
 from ..worker.wire.tensors import Tensors
 from .errors import Refused
 from .inside.networks import SHARED
-from .model.host_file import COMFYUI, list_rank_arguments
+from .inside.references import COMFYUI
+from .model.host_file import list_rank_arguments
 from .model.model_files import SAFETENSORS
 from .model.sampling import check_interrupt
 
@@ -34,7 +35,7 @@ TILED = (
     *("encode_tiled_", "encode_tiled_1d", "encode_tiled_3d", "_encode_tiled_owned"),
 )
 LOADERS = ("load_vae_patcher", "load_checkpoint_vae_patcher")  # functions of comfy.sd; the first argument is a file
-FUNCTIONS = (types.FunctionType, types.MethodType)
+FUNCTION_TYPES = (types.FunctionType, types.MethodType)
 KNOWN = ("comfy.", "torch.")  # modules whose functions ranks have
 CPU = torch.device("cpu")
 
@@ -119,7 +120,7 @@ def remote_vae(vae: Any, group: WorkerGroup, ranks: int, dtype: torch.dtype | No
     kind = check_vae(vae)
     module, held = vae.first_stage_model, vae.vae_dtype
     source = VaeSource(
-        comfyui=COMFYUI,
+        comfyui=str(COMFYUI),
         arguments=list_rank_arguments(ranks > 1, group.device == CPU.type),
         file=file_of(vae),
         vae_class=type(module).__name__,
@@ -188,5 +189,5 @@ def changes_of(vae: Any) -> Iterator[str]:
             yield path or "model"
         for name, value in vars(part).items():
             is_method = callable(getattr(type(part), name, None))
-            if is_method or isinstance(value, FUNCTIONS) and not f"{value.__module__}.".startswith(KNOWN):
+            if is_method or isinstance(value, FUNCTION_TYPES) and not f"{value.__module__}.".startswith(KNOWN):
                 yield f"{path} {name}".strip()

@@ -10,12 +10,12 @@ import torch
 from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
-from ...worker.inside.changes import COMFYUIS
+from ...worker.inside.changes import COMFYUI_ATTRIBUTES
 from ..inside.references import file_of, is_comfyuis
 from ..model.host_file import has_dynamic_vram
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
-OF_USE = {*COMFYUIS, "current_patcher", "device", "latent_shapes"}
+OF_USE = {*COMFYUI_ATTRIBUTES, "current_patcher", "device", "latent_shapes"}
 MADE_BY = ("custom_operations", "operations")  # who made the layers, which are compared
 CHOSEN = ("dequant_dtype", "patch_dtype")  # settings of ComfyUI-GGUF's layers
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)

@@ -31,7 +31,7 @@ from .differences import find_differences
 from .moved import Moved
 
 Patcher = comfy.model_patcher.ModelPatcher
-COMFYUIS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatcher}  # its classes of patchers
+COMFYUI_PATCHERS = {comfy.model_patcher.ModelPatcher, comfy.model_patcher.CoreModelPatcher}  # its classes of patchers
 # Classes of packs' patchers that differ from these only in how weights are kept here.
 OF_PACKS = ("GGUFModelPatcher",)
 # Arguments of ComfyUI's loaders that say how a model is read. Those in PLACES only say where it is kept.
@@ -86,7 +86,7 @@ def list_weights(model: Any) -> Weights:
 
 def check_class(model: Patcher) -> None:
     """Raises Refused for a MODEL that ranks know nothing of."""
-    if not isinstance(model, RemoteModelPatcher) and type(model) not in COMFYUIS:
+    if not isinstance(model, RemoteModelPatcher) and type(model) not in COMFYUI_PATCHERS:
         if type(model).__name__ not in OF_PACKS:
             raise Refused(f"Its MODEL is a {type(model).__name__}, which only the pack knows that made it.")
     if COPIES in model.additional_models:
@@ -243,7 +243,7 @@ def name_merged(
 def find_owners() -> dict[int, tuple[Patcher, str]]:
     """Returns the MODEL and the name of each weight that is now in this process, by its id. ComfyUI keeps no list."""
     found: dict[int, tuple[Patcher, str]] = {}
-    for patcher in [each for each in gc.get_objects() if type(each) in COMFYUIS]:
+    for patcher in [each for each in gc.get_objects() if type(each) in COMFYUI_PATCHERS]:
         weights = dict(patcher.model.named_parameters())
         weights |= {name: each.weight for name, each in patcher.backup.items()}
         found |= {id(weight): (patcher, name) for name, weight in weights.items()}

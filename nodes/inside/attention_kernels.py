@@ -16,13 +16,13 @@ from comfy.ldm.modules import attention
 from ...worker.inside.code_files import CodeFiles, file_of
 from ...worker.wire.tensors import UnsendableError
 
-COMFYUIS = "comfy/ldm/modules/attention.py"
+ATTENTION_FILE = "comfy/ldm/modules/attention.py"
 KJNODES = "comfyui-kjnodes/nodes/model_optimization_nodes.py"
 KERNELS = ("sage", "flash", "xformers", "comfy_kitchen_int8", "pytorch", "sub_quad", "split")
 # By file and name of an attention function, the name under which ComfyUI registers the kernel that computes it.
 KNOWN = {
-    **{f"{COMFYUIS}:attention_{name}": name for name in KERNELS},
-    f"{COMFYUIS}:attention3_sage": "sage3",
+    **{f"{ATTENTION_FILE}:attention_{name}": name for name in KERNELS},
+    f"{ATTENTION_FILE}:attention3_sage": "sage3",
     **{f"{KJNODES}:get_{name}_func.<locals>.attention_{name}": name for name in ("sage", "flash")},
 }
 SAGE3 = "sageattn3"  # the package whose functions the pack's Sage may call instead

@@ -19,7 +19,7 @@ import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 from ...worker.compat import version_of
-from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUIS, FUNCTIONS, METHODS, PARTS
+from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUI_ATTRIBUTES, FUNCTIONS, METHODS, PARTS
 from ...worker.wire.tree import PLAIN
 from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs
 
@@ -145,7 +145,7 @@ class ModuleGuard:
         parts = [
             each for each in self.watched[True] if each.kind == ATTRIBUTES and isinstance(each.owner, torch.nn.Module)
         ]
-        found = {each.owner: each.before.keys() - each.names - {*COMFYUIS} for each in parts}
+        found = {each.owner: each.before.keys() - each.names - {*COMFYUI_ATTRIBUTES} for each in parts}
         return {part: names for part, names in found.items() if names}
 
 
@@ -166,7 +166,7 @@ def matters(watched: Watched, name: str) -> bool:
     """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
     value, was_there = watched.now.get(name), name in (watched.names or watched.before)
     if watched.kind == ATTRIBUTES:
-        if name in COMFYUIS or name.startswith("_") and not callable(value):
+        if name in COMFYUI_ATTRIBUTES or name.startswith("_") and not callable(value):
             return False
         if is_own_method(watched.owner, name, value):  # a node has put it back
             return False
@@ -184,7 +184,7 @@ def matters(watched: Watched, name: str) -> bool:
 def is_setting(watched: Watched, name: str) -> bool:
     """Whether it is another plain value of a class, which all of its objects have."""
     value, was_there = watched.now.get(name), name in watched.before
-    if watched.kind != METHODS or not was_there or name.startswith("_") or name in COMFYUIS:
+    if watched.kind != METHODS or not was_there or name.startswith("_") or name in COMFYUI_ATTRIBUTES:
         return False
     return type(value) in PLAIN and not equal(value, watched.before[name])
 
@@ -229,7 +229,7 @@ def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
 
 def watch_attributes(owner: Any, path: str) -> Watched:
     before = {
-        name: value if name.startswith("_") or name in COMFYUIS else snapshot(value)
+        name: value if name.startswith("_") or name in COMFYUI_ATTRIBUTES else snapshot(value)
         for name, value in vars(owner).items()
     }
     return Watched(vars(owner), before, path, ATTRIBUTES, owner, frozenset(before))

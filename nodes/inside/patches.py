@@ -15,11 +15,11 @@ from ...parallel_backend.costs.forward import ForwardCost, Work
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patched_options import (
     ALL_TOKENS,
-    CHANGES,
     COMPILED,
     FACTS,
-    FUNCTIONS,
     KERNEL,
+    MODEL_CHANGES,
+    NODE_FUNCTIONS,
     OTHER_OPTIONS,
     OVERRIDE,
     PATCHES,
@@ -68,7 +68,7 @@ def describe_call(
         except UnsendableError as error:
             reasons.append(f"what a node keeps on its parts ({error})")
     inside.keep_rank_tokens()
-    encoded |= {CHANGES: described} if described else {}
+    encoded |= {MODEL_CHANGES: described} if described else {}
     encoded |= {ALL_TOKENS: True} if inside.needs_all_tokens else {}
     encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
     return encoded, [*reasons[:SHOWN], *more]
@@ -115,7 +115,7 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
             # Only functions read it that were asked until now.
             between = all(facts.between for _, facts in inside.asked)
             functions[OTHER_OPTIONS][name] = describe(value, name, between, True)
-    return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
+    return {**found, NODE_FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
 
 def list_written(options: Options) -> list[str]:
@@ -173,7 +173,7 @@ def count_gathers(options: Options, forward: ForwardCost) -> int:
     for each place."""
     if ALL_TOKENS not in options:
         return 0
-    functions = options.get(FUNCTIONS, {})
+    functions = options.get(NODE_FUNCTIONS, {})
     places = sum(len(functions.get(part, ())) for part in (PATCHES, REPLACED)) if forward.bands else 1
     return forward.count * places
 

@@ -13,7 +13,7 @@ from typing import Any
 import comfy.model_patcher
 import torch
 
-from ...worker.inside.code_files import COMFYUIS, find_package_folders
+from ...worker.inside.code_files import CODE_FOLDERS, find_package_folders
 
 COMFYUI = Path(comfy.model_patcher.__file__).resolve().parents[1]
 INSTALLED = find_package_folders([path for path in sys.path if not COMFYUI.is_relative_to(path)])  # with its packs
@@ -56,7 +56,7 @@ def is_looked_into(value: Any) -> bool:
 def is_comfyuis(file: Any) -> bool:
     """Whether a file belongs to ComfyUI's own code."""
     path = Path(file or "/")
-    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in COMFYUIS
+    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in CODE_FOLDERS
 
 
 def file_of(value: Any) -> str | None:

@@ -33,6 +33,7 @@ from ...worker.comfyui.model import (
 from ...worker.comfyui.source import HostSource, weight_files
 from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
+from ..inside.references import COMFYUI
 
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
 SHAREABLE = "use_pytorch_cross_attention"
@@ -53,7 +54,6 @@ MEMORY = (
     *("gpu_only", "highvram", "lowvram", "novram", "disable_smart_memory"),
     *("disable_async_offload", "disable_pinned_memory"),
 )
-COMFYUI = str(Path(comfy.model_base.__file__).resolve().parents[1])
 KEPT_COUNTS = 64  # files whose forwards stay counted
 MEMORY_SIZES = ("reserve_vram", "async_offload")
 
@@ -166,7 +166,7 @@ def describe_host_file(
         raise
     fill_module(model, weights, path.name, cast or chosen)
     found = HostSource(
-        comfyui=COMFYUI,
+        comfyui=str(COMFYUI),
         arguments=(),
         file=str(path),
         model_class=type(model.diffusion_model).__name__,

@@ -16,7 +16,7 @@ from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.memory import call_bytes
 from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.plan import HOST, ParallelPlan
-from ...worker.comfyui.patched_options import CHANGES, OPTIONS
+from ...worker.comfyui.patched_options import MODEL_CHANGES, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
@@ -114,7 +114,7 @@ class PlannedModule:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is not decided
         yet, the ranks measure their speed first. Counting would run nodes' functions in the module. If
         there are any, the cost stays unknown."""
-        if CHANGES in kwargs[OPTIONS]:
+        if MODEL_CHANGES in kwargs[OPTIONS]:
             return work
         if self.decided.is_open and not self.is_set:
             measure(self.group, self.costs.dtype, check_interrupt)

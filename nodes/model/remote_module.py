@@ -24,7 +24,7 @@ from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
-from ...worker.comfyui.source import METHODS, HostSource
+from ...worker.comfyui.source import SENT_METHODS, HostSource
 from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
 from ...worker.host.session import OnStep
@@ -88,7 +88,7 @@ class RemoteModule:
 
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
-        parts = {name: functools.partial(self.send_method, name) for name in METHODS if hasattr(self.module, name)}
+        parts = {name: functools.partial(self.send_method, name) for name in SENT_METHODS if hasattr(self.module, name)}
         entry = {INNER: self.send} if leaves_by(type(self.module)) == INNER else {FORWARD: self.run_wrappers}
         return {**entry, **parts}
 

@@ -17,7 +17,7 @@ MERGED_ELSEWHERE = (
     "The merge takes weights of a model that is not in the ranks. Put Parallelize Model behind its loader, too."
 )
 MODEL_AS_LORA = "model_as_lora"  # ComfyUI's kind of change by another model's weight, less this one's
-COMFYUI = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
+COMFYUI_MODULES = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
 
 
 class WeightNames:
@@ -48,7 +48,7 @@ def name_file(change: tuple) -> tuple:
         return change
     (tensor, convert), *changes = value
     weight = tensor.weight if isinstance(tensor, DeferredParameter) else None
-    if weight is None or not convert.__module__.startswith(COMFYUI):
+    if weight is None or not convert.__module__.startswith(COMFYUI_MODULES):
         raise UnsendableError(MERGED_ELSEWHERE)
     if weight.weights.is_changed or weight.changes:
         raise UnsendableError("The merge takes weights that a node has written over.")

@@ -13,7 +13,8 @@ from ...parallel_backend.device import CPU
 from ...parallel_backend.errors import Explained
 from ...worker.comfyui.source import HostSource
 from ...worker.settings import WITH_SAMPLER
-from ..model.host_file import COMFYUI, list_rank_arguments
+from ..inside.references import COMFYUI
+from ..model.host_file import list_rank_arguments
 from ..parallel_plan import fit_to_machine, parse_plan
 from ..workers.group import device_count, device_type, settings, worker_group
 
@@ -53,7 +54,7 @@ def start_ranks(prompt: dict[str, Any]) -> None:
             ranks[group] = max(count, ranks.get(group, 0))
         for group, count in ranks.items() if settings().start != WITH_SAMPLER else ():
             arguments = list_rank_arguments(count > 1, device_type() == CPU)
-            source = HostSource(COMFYUI, arguments, file="", model_class="", dtype="", cast="")
+            source = HostSource(str(COMFYUI), arguments, file="", model_class="", dtype="", cast="")
             if not (workers := worker_group(group)).is_running:
                 workers.start_ahead(count, source.to_json())
     except (Explained, AttributeError, LookupError, OSError, TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ Streams = str | tuple[str | None, ...]
 ALWAYS_WHOLE = "transformer_options"
 # Its entries with where the image begins and ends in a stream that has a text, too; and with what changes blocks.
 IMAGE_PLACES = "img_slice"
-CHANGES = ("patches", "patches_replace")
+PATCH_OPTIONS = ("patches", "patches_replace")
 CONTROL = "control"  # the model's argument with what networks beside it add to its tokens
 SKIPS = "they skip from the first half to the second"  # why some blocks are not split into stages
 OTHER = "+"  # rows of a linear layer that are not for queries, keys or values

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ModelFileError
 from .loading import ModelSource
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
+WEIGHTS_FILE = "diffusion_pytorch_model.safetensors"
 # Folders saved before diffusers 0.30 name one class for both. The norm tells them apart, here as in diffusers.
 OLD_CLASS = "Transformer2DModel"
 CLASS_BY_NORM = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "PixArtTransformer2DModel"}
@@ -23,8 +23,8 @@ def transformer_source(folder: str | Path, dtype: str = "fp32", name: str = "tra
     cast weights to; a key of DTYPES. Raises ModelFileError if the folder is something else."""
     transformer = Path(folder) / name
     config = read_json(transformer / "config.json")
-    index = transformer / f"{WEIGHTS}.index.json"
-    names = shard_names(index) if index.exists() else [WEIGHTS]
+    index = transformer / f"{WEIGHTS_FILE}.index.json"
+    names = shard_names(index) if index.exists() else [WEIGHTS_FILE]
     fields = {key: value for key, value in config.items() if not key.startswith("_")}
     return ModelSource(model_class(config), fields, tuple(str(transformer / name) for name in names), dtype)
 

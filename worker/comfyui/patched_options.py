@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from ..inside.decoder import Decoder
 
 # Names in the options that go to the ranks.
-FUNCTIONS = "paralleldit_functions"  # encoded functions, in three parts: PATCHES, REPLACED, OTHER_OPTIONS
+NODE_FUNCTIONS = "paralleldit_functions"  # encoded functions, in three parts: PATCHES, REPLACED, OTHER_OPTIONS
 RUN = "paralleldit_run"  # the sampling during which objects live
 GRAPH = "paralleldit_graph"  # which networks of the sampling before stay, and changes of the objects
-CHANGES = "paralleldit_changes"  # of the model
+MODEL_CHANGES = "paralleldit_changes"  # of the model
 COMPILED = "paralleldit_compiled"  # arguments of `torch.compile` for its blocks
 FACTS = "paralleldit_facts"  # by which the plan is chosen
 KERNEL = "paralleldit_kernel"  # the name of the attention kernel that a node chose
 ALL_TOKENS = "paralleldit_all_tokens"  # there if code between the blocks needs all tokens
 OVERRIDE = "optimized_attention_override"  # in ComfyUI's own options: a function in place of each attention function
-PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of FUNCTIONS
+PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of NODE_FUNCTIONS
 OPTIONS = "transformer_options"  # among the arguments of a call
 SCHEDULE = "sample_sigmas"  # in ComfyUI's own options: the noise level before the first step, and after each
 LEVEL = "sigmas"  # likewise: the noise level of this call, for each row
@@ -44,9 +44,9 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     options = dict(options)
     for name in (RUN, FACTS):  # what they name is there
         options.pop(name, None)
-    changes = [decoder.decode(each) for each in options.pop(CHANGES, [])]
+    changes = [decoder.decode(each) for each in options.pop(MODEL_CHANGES, [])]
     is_plain = runs_no_function(options)
-    compiled, asked = options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
+    compiled, asked = options.pop(COMPILED, None), options.pop(NODE_FUNCTIONS, None)
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
     kernel, needs_all_tokens = str(options.pop(KERNEL, "")), bool(options.pop(ALL_TOKENS, False))
@@ -56,7 +56,7 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
 
 def runs_no_function(options: Mapping[str, Any]) -> bool:
     """Whether no function of a node runs inside of the model."""
-    return options.get(FUNCTIONS) is None and not (options.get(CHANGES) or options.get(KERNEL))
+    return options.get(NODE_FUNCTIONS) is None and not (options.get(MODEL_CHANGES) or options.get(KERNEL))
 
 
 def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:

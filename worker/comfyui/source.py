@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 # Methods of a diffusion model beside its forward that use its weights. ComfyUI calls them before the first step.
-METHODS = ("preprocess_text_embeds",)
+SENT_METHODS = ("preprocess_text_embeds",)
 # How diffusers names a transformer's folder, and the weights in it.
 TRANSFORMER = "transformer"
 SINGLE_FILE = "diffusion_pytorch_model.safetensors"

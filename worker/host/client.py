@@ -102,8 +102,8 @@ class WorkerGroup(Supervisor):
 
         Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
         timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
-        sent again. method: one of ENTRIES, or of METHODS in `comfyui/source.py`, which rank 0 runs. on_reply: called
-        with the reply, see CALL and SAMPLE in `operations.py`, and the tensors of its STATE.
+        sent again. method: one of ENTRIES, or of SENT_METHODS in `comfyui/source.py`, which rank 0 runs. on_reply:
+        called with the reply, see CALL and SAMPLE in `operations.py`, and the tensors of its STATE.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
@@ -166,7 +166,7 @@ class WorkerGroup(Supervisor):
             header = ops.VAE.header(direction=direction, vae=source)
             reply, results = self._request(header, given, check)
             if ops.LACKING in reply:
-                sent = {f"{ops.WEIGHTS}{name}": tensor for name, tensor in weights().items()}
+                sent = {f"{ops.VAE_WEIGHTS}{name}": tensor for name, tensor in weights().items()}
                 _, results = self._request(header, {**given, **sent}, check)
             return results
 

@@ -14,7 +14,7 @@ from ..wire.tree import PLAIN
 ATTRIBUTES, PARTS, METHODS, FUNCTIONS, CLASSES = "attributes", "parts", "methods", "functions", "classes"
 HOOK_BEFORE, HOOK_AFTER, OBJECT_PATCH = "hook before", "hook after", "object patch"
 # Attributes that ComfyUI sets while it loads, moves or runs a model.
-COMFYUIS = (
+COMFYUI_ATTRIBUTES = (
     *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
     *("prev_comfy_cast_weights", "weight_function", "bias_function", "seed_key"),
     # Of dynamic VRAM, which brings a layer's weights to the card as its forward begins.
@@ -91,7 +91,7 @@ class Leftovers:
         for part, before in self.before:
             for name, value in vars(part).items():
                 was = before.get(name, MISSING)
-                if value is not was and name not in COMFYUIS and (was is MISSING or type(was) in PLAIN):
+                if value is not was and name not in COMFYUI_ATTRIBUTES and (was is MISSING or type(was) in PLAIN):
                     self.found.append((part, name, was))
         self.before = []
 

@@ -25,7 +25,7 @@ import torch
 
 from ..wire.tensors import UnsendableError
 
-COMFYUIS = ("comfy", "comfy_extras", "comfy_api")  # the folders of ComfyUI with such code
+CODE_FOLDERS = ("comfy", "comfy_extras", "comfy_api")  # the folders of ComfyUI with such code
 # Installed packages. Of their code, only what computes is known by its name: see `is_harmless`.
 INSTALLED = ("torch", "builtins", "types", "collections", "functools", "math", "einops", "numpy")
 MODULES = ("torch", "torch.nn", "torch.nn.functional", "math", "einops", "numpy")
@@ -59,7 +59,7 @@ class CodeFiles:
             for number, root in reversed(list(enumerate(roots))):
                 if path.startswith(root + os.sep):
                     own = path[len(root) + 1 :]
-                    if number or own.split(os.sep)[0] in COMFYUIS:
+                    if number or own.split(os.sep)[0] in CODE_FOLDERS:
                         return f"{number}/{own.replace(os.sep, '/')}"
         raise UnsendableError(f"{file} is neither of ComfyUI nor in a folder of custom nodes.")
 
@@ -93,7 +93,7 @@ class CodeFiles:
         if self.hash_of(place, hash_of) != named["hash"]:
             raise ValueError(f"{path} is another file here")
         number, *parts = place.removesuffix(".py").split("/")
-        if comfyui := sys.modules.get(COMFYUIS[0]):
+        if comfyui := sys.modules.get(CODE_FOLDERS[0]):
             vars(comfyui).setdefault("__getattr__", import_comfyuis)
         with first_on_path(self.roots[0]):
             if number == "0":
@@ -119,9 +119,9 @@ def import_comfyuis(name: str) -> types.ModuleType:
     """Imports a module that code names as an attribute of ComfyUI's package. ComfyUI's process has imported all of
     them, so code need not import it."""
     try:
-        return importlib.import_module(f"{COMFYUIS[0]}.{name}")
+        return importlib.import_module(f"{CODE_FOLDERS[0]}.{name}")
     except ModuleNotFoundError as error:
-        raise AttributeError(f"{COMFYUIS[0]} has no module {name!r}.") from error
+        raise AttributeError(f"{CODE_FOLDERS[0]} has no module {name!r}.") from error
 
 
 def constant_of(file: str, name: str) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import tags
-from .changes import COMFYUIS
+from .changes import COMFYUI_ATTRIBUTES
 
 OF_RANKS = "rank."  # how the names of tensors begin that ranks have made
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
@@ -28,7 +28,7 @@ DICTS = {each.__name__: each for each in (dict, collections.OrderedDict, collect
 OF_PATCHERS = (
     *("device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid"),
     *("model_offload_buffer_memory", "dynamic_vbars", "dynamic_pins", "dynamic_patchers"),
-    *(name for name in COMFYUIS if name != "training"),
+    *(name for name in COMFYUI_ATTRIBUTES if name != "training"),
 )
 MODEL = "model"  # of a patcher
 OF_MODULES = vars(torch.nn.Module())  # what each module has from the start, such as dicts for hooks

@@ -80,7 +80,7 @@ SAMPLE = Operation(
 STATE, WHOLE_STEP, NO_KERNEL = "state", "whole_step", "no_kernel"
 # The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply
 # if ComfyUI has to send the weights.
-WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
+VAE_WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
 VAE = Operation(
     "vae",
     "running the VAE",

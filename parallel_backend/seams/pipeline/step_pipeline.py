@@ -20,7 +20,7 @@ import torch
 from ...compat import tree_leaves
 from ...errors import RequestError
 from ...groups.calls import Call
-from ...models.spec import ALWAYS_WHOLE, CHANGES, CONTROL
+from ...models.spec import ALWAYS_WHOLE, CONTROL, PATCH_OPTIONS
 from ...plan import ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
@@ -161,7 +161,7 @@ def describe_steps(calls: Sequence[Call]) -> tuple:
     found: list[tuple] = [tuple(map(id, conditions_of(calls)))]
     for call in calls:
         options = call.kwargs.get(ALWAYS_WHOLE) or {}
-        inside = tuple(str(names_in(options.get(name))) for name in CHANGES)
+        inside = tuple(str(names_in(options.get(name))) for name in PATCH_OPTIONS)
         found.append((*(tuple(each.shape) for each in call.latents), tuple(sorted(call.kwargs)), inside))
     return tuple(found)
 

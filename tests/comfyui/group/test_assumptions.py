@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from demo.host import REPOSITORY
-from worker.inside.changes import COMFYUIS
+from worker.inside.changes import COMFYUI_ATTRIBUTES
 
 SECONDS = 120
 QUICK = ("latents by name", "an argument of the patcher")
@@ -199,4 +199,4 @@ def names_set(comfyui: Path) -> Iterator[str]:
 def test_what_comfyui_sets_on_layers_is_no_change_by_a_node(comfyui: Path) -> None:
     found = set(names_set(comfyui)) - OF_FILE - OF_WEIGHTS
     assert {"_v_weight", "weight_lowvram_function"} <= found
-    assert found - {*COMFYUIS} == set()
+    assert found - {*COMFYUI_ATTRIBUTES} == set()

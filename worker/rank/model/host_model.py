@@ -36,7 +36,7 @@ from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
 from ...comfyui.patched_options import GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
 from ...comfyui.patches import offload_patched, patch_weight, set_patches
-from ...comfyui.source import METHODS, HostSource
+from ...comfyui.source import SENT_METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
 from ...inside.decoder import Decoder
@@ -336,7 +336,7 @@ class HostModel:
         """Runs a method other than the forward on global rank 0, which has all of the weights. Returns its result
         there, and None elsewhere. Raises RequestError if the model has no such method."""
         model: Any = self.module.model
-        if method not in METHODS or not hasattr(model, method):
+        if method not in SENT_METHODS or not hasattr(model, method):
             raise RequestError(f"{type(model).__name__} has no method {method!r} for the ranks to run.")
         if dist.get_rank():
             return None

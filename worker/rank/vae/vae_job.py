@@ -11,7 +11,7 @@ from parallel_backend.vae.parallel import CPU, ParallelVAE, Sizes
 
 from ...comfyui.source import VaeSource
 from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
-from ...wire.operations import RANDOM, WEIGHTS
+from ...wire.operations import RANDOM, VAE_WEIGHTS
 from ...wire.tensors import Tensors
 from ..agreement import DONE, REFUSED, Ended
 from ..job import Job
@@ -24,7 +24,9 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
 
     Raises Ended, and RequestError for a VAE that cannot be split.
     """
-    weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+    weights = {
+        name.removeprefix(VAE_WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(VAE_WEIGHTS)
+    }
     if not (source.file or weights):
         return None
     groups = job.groups
