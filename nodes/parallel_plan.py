@@ -113,7 +113,7 @@ def plan_inputs() -> list[io.Input]:
     ]
 
 
-def parse_plan(mode: str, values: Mapping[str, int | str]) -> ParallelPlan | None:
+def parse_plan(mode: str, values: Mapping[str, float | str]) -> ParallelPlan | None:
     """Returns the plan for a node's inputs; None if auto chooses it. Raises PlanError."""
     if mode == AUTO:
         return None
@@ -123,7 +123,7 @@ def parse_plan(mode: str, values: Mapping[str, int | str]) -> ParallelPlan | Non
     return ParallelPlan.from_json({**own, "speeds": parse_speeds(values.get("speeds", ""))})
 
 
-def parse_speeds(words: int | str) -> tuple[float, ...]:
+def parse_speeds(words: float | str) -> tuple[float, ...]:
     """Parses speeds from a text such as "1, 0.5". An empty text has none. Raises PlanError."""
     try:
         return tuple(float(word) for word in re.split(r"[\s,;:]+", str(words).strip()) if word)
