@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.errors import PlanError
@@ -18,6 +18,7 @@ MAX_ITEMS = 64
 MAX_SIZE = 1 << 20  # of a picture, in pixels or frames
 PARALLEL_SAMPLER = "ParallelDiT_Sampler"
 Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
+Values = dict[str, int | float | str]
 
 
 class FromPage(BaseModel):
@@ -54,22 +55,22 @@ class Sampler(FromPage):
         return self.model_copy(update={"picture": own.model_copy(update=single)})
 
 
+def check_mode(values: Values) -> Values:
+    """Returns the values of a node. Raises ValueError for another mode than its two."""
+    if values.get("mode") not in (AUTO, MANUAL):
+        raise ValueError("the mode is neither auto nor manual")
+    return values
+
+
 class Question(FromPage):
     """values, group: of the node. files: that are chosen at the node that makes the model, by widget; empty if the
     editor cannot tell. weight_dtype: chosen there. samplers: that use the model."""
 
-    values: dict[str, int | float | str]
+    values: Annotated[Values, AfterValidator(check_mode)]
     group: int = 1
     files: Annotated[dict[str, str], Field(max_length=MAX_ITEMS)] = {}
     weight_dtype: str = ""
     samplers: Annotated[list[Sampler], Field(max_length=MAX_ITEMS)] = []
-
-    @field_validator("values")
-    @classmethod
-    def check_mode(cls, values: dict[str, int | float | str]) -> dict[str, int | float | str]:
-        if values.get("mode") not in (AUTO, MANUAL):
-            raise ValueError("the mode is neither auto nor manual")
-        return values
 
     @property
     def mode(self) -> str:
