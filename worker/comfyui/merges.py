@@ -1,8 +1,8 @@
-"""Model merges: weights of other models, which a rank reads from their files."""
+"""Model merges: weights of other models, which a rank reads from their files while it changes its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +24,27 @@ class MergedWeight:
 
 
 class MergedFile:
-    """The file of another model, whose pages are mapped as long as weights of it are in use."""
+    """The file of another model. It is mapped while its weights are read."""
 
     def __init__(self, source: HostSource) -> None:
+        self.source = source
+        self.model: Any = None
+        self.dtypes: dict[str, torch.dtype] = {}
+
+    def map(self) -> None:
         """Raises ModelFileError."""
-        self.source = source  # which keeps a copy of another machine's file
-        self.model, _, self.dtypes = map_model(source)
+        if self.model is None:
+            self.model, _, self.dtypes = map_model(self.source)
+
+    def unmap(self) -> None:
+        self.model = None
 
     def read(self, name: str) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
         """Returns what ComfyUI's `get_key_patches` does: a weight, and the function that makes numbers of it. Here this
-        function also rounds them to the dtype of the stock loader."""
+        function also rounds them to the dtype of the stock loader. Raises ModelFileError."""
         from comfy.model_patcher import get_key_weight
 
+        self.map()
         weight, _, dequantise = get_key_weight(self.model, name)
         dtype = self.dtypes.get(name.removeprefix(PREFIX))
 
@@ -44,3 +53,20 @@ class MergedFile:
             return numbers.to(dtype).to(numbers.dtype) if dtype else numbers
 
         return weight, convert
+
+
+class MergedChanges(list):
+    """ComfyUI's list of a merge: a weight of another model, then that model's changes of it. The weight is read when
+    ComfyUI computes with it."""
+
+    def __init__(self, file: MergedFile, name: str, changes: Sequence[tuple]) -> None:
+        super().__init__([name, *changes])
+        self.file = file
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return self.file.read(found) if place == 0 else found
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self[0]
+        yield from self[1:]

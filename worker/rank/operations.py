@@ -122,9 +122,9 @@ class Operations:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
         loaded."""
         model = self.get_model(job)
-        sources = [bring_file(job, HostSource.from_json(fields)) for fields in job.header["files"]]
+        files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
-        job.alone(lambda: model.patch(job.header["patches"], own, list(map(MergedFile, sources))))
+        job.alone(lambda: model.patch(job.header["patches"], own, files))
         model.patched = job.header["key"]
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:

@@ -268,8 +268,11 @@ class HostModel:
         """Applies these changes to the file's weights, in place of the earlier changes. It runs outside of inference
         mode, in which quantised weights cannot be changed. Runs no collectives.
 
-        patches: see `PackedPatches`. files: of other models, for a merge.
+        patches: see `PackedPatches`. files: of other models, for a merge. They stay mapped only if weights change
+        whenever a layer runs. Raises ModelFileError before it changes anything.
         """
+        for file in files:
+            file.map()
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
         self.on_use = set_patches(self.patcher, patches, tensors, files, self.mesh.device)
@@ -277,6 +280,9 @@ class HostModel:
         self.patch_directly()
         offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
+        if not (self.on_use or self.patcher.model.model_lowvram):
+            for file in files:
+                file.unmap()
         logging.info("%d weights have changes", len(patches))
 
     def patch_directly(self) -> None:
