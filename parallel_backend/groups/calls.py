@@ -120,17 +120,28 @@ def collect_calls(
 
     outputs: of this group's parts, in order, on the device.
     """
-    own, found = iter(outputs), [list[Output]() for _ in calls]
-    for part in parts:
-        call = calls[part.call]
-        kind = (part.rows.own_size(call.size), *call.kind)
-        if part.group == axis.index:
+    own = iter(outputs)
+    rows = [part.rows.own_size(calls[part.call].size) for part in parts]
+    # A description goes before each output, but not of the first call if the first group runs a part of that call: then
+    # it knows the form.
+    kinds = [
+        (own_rows, *calls[part.call].kind) if part.call or parts[0].group else None
+        for part, own_rows in zip(parts, rows, strict=True)
+    ]
+    if axis.index:
+        for part, kind in zip(parts, kinds, strict=True):
+            if part.group == axis.index:
+                send_output(next(own), axis, forms, kind)
+        return None
+    found: list[list[Output]] = [[] for _ in calls]
+    for part, own_rows, kind in zip(parts, rows, kinds, strict=True):
+        if not part.group:
             found[part.call].append(next(own))
-            if axis.index:
-                send_output(found[part.call].pop(), axis, forms, kind)
-        elif not axis.index:
+        elif kind is None:
+            found[part.call].append(receive_like(outputs[0], own_rows, part.group, axis))
+        else:
             found[part.call].append(receive_output(part.group, axis, device, forms, kind))
-    return None if axis.index else [_join(each) for each in found]
+    return [_join(each) for each in found]
 
 
 def _join(parts: Sequence[Output]) -> Output:
@@ -148,11 +159,11 @@ def tensors_of(output: Output) -> list[torch.Tensor]:
     return [output] if isinstance(output, torch.Tensor) else list(output)
 
 
-def send_output(output: Output, axis: Axis, forms: Forms, kind: Hashable) -> None:
-    """Sends an output to the first group or stage of an axis."""
+def send_output(output: Output, axis: Axis, forms: Forms, kind: Hashable | None) -> None:
+    """Sends an output to the first group or stage of an axis. kind: None if the other side knows its form."""
     tensors = tensors_of(output)
     with axis.timeline.communication("send"):
-        if forms.learn((axis.index, kind), output):
+        if kind is not None and forms.learn((axis.index, kind), output):
             description = torch.tensor(describe_output(output), device=tensors[0].device)
             dist.send(description, axis.global_rank(0), group=axis.group)
         for tensor in tensors:
@@ -161,15 +172,26 @@ def send_output(output: Output, axis: Axis, forms: Forms, kind: Hashable) -> Non
 
 def receive_output(group: int, axis: Axis, device: torch.device, forms: Forms, kind: Hashable) -> Output:
     """Receives what `send_output` sends."""
-    known, rank = forms.known, axis.global_rank(group)
+    known = forms.known
+    if (group, kind) not in known:
+        description = torch.empty(NUMBERS, dtype=torch.int64, device=device)
+        with axis.timeline.communication("receive"):
+            dist.recv(description, axis.global_rank(group), group=axis.group)
+        known[group, kind] = description.tolist()
+    return receive_into(allocate_output(known[group, kind], device), group, axis)
+
+
+def receive_like(like: Output, rows: int, group: int, axis: Axis) -> Output:
+    """Receives an output that is not described. like: one of the same form, but with other rows."""
+    empty = [tensor.new_empty([rows, *tensor.shape[1:]]) for tensor in tensors_of(like)]
+    return receive_into(empty[0] if isinstance(like, torch.Tensor) else empty, group, axis)
+
+
+def receive_into(output: Output, group: int, axis: Axis) -> Output:
+    """Fills an output with what the group's rank sends, and returns it."""
     with axis.timeline.communication("receive"):
-        if (group, kind) not in known:
-            description = torch.empty(NUMBERS, dtype=torch.int64, device=device)
-            dist.recv(description, rank, group=axis.group)
-            known[group, kind] = description.tolist()
-        output = allocate_output(known[group, kind], device)
         for tensor in tensors_of(output):
-            dist.recv(tensor, rank, group=axis.group)
+            dist.recv(tensor, axis.global_rank(group), group=axis.group)
     return output
 
 

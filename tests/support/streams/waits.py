@@ -48,7 +48,7 @@ WAITS = {
     "a patch's tokens for its last ones to have left": Wait([inside(StageLink._await_delivery)], ("steps", STAGES)),
     "a forward for all ranks' tokens": Wait([inside(collectives.gather)], ("forwards", ULYSSES)),
     "a result for another rank's rows": Wait([inside(collectives.collect)], ("forwards", {"dp": 2})),
-    "a result for the last stage's prediction": Wait([inside(calls.receive_output)], ("steps", STAGES)),
+    "a result for the last stage's prediction": Wait([inside(calls.receive_into)], ("steps", STAGES)),
     "a layer for its border rows": Wait([inside(BorderRows.wait)], ("decode", {})),
     "ranks for parked weights": Wait([inside(device.synchronise), inside(Parking.copy)], ("parking", ULYSSES)),
     "pinned memory for its last copy": Wait([inside(device.synchronise), inside(device.unpin)], ("release", ON_HOST)),
