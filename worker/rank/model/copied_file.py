@@ -38,8 +38,11 @@ class FileCopy:
         path = find_room(size, available_bytes()) / link.name
         weakref.finalize(self, remove, link, path)
         try:
-            with path.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            try:
+                os.posix_fallocate(file, 0, size)
+            finally:
+                os.close(file)
             link.symlink_to(path)
         except OSError as error:
             raise NoRoomError(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
