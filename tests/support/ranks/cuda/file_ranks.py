@@ -137,7 +137,8 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     model = Noted.build(source_of(*of_source), build_mesh(plan, GPU))
     placement.place(ranks, model, plan)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
-    told["pinned"] = placement.describe(ranks, model).get("pinned", 0)
+    pinner = model.fetched.store and model.fetched.store.pinner
+    told["pinned"] = pinner.pinned if pinner else 0
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]
     pages = {weight.data_ptr() for weight in model.in_file.values()}
