@@ -88,6 +88,7 @@ def mark_preparation(
         return executor(patcher, noise_shape, conds, *args, **options)
     conds = record_all(conds)
     networks = {each.model: each.model_size() for each in [*patcher.networks_in_ranks(), *networks_of(conds)]}
+    remote.inside.encoder.expect(networks)
     with remote.planned.make_room(sum(networks.values())):
         return executor(patcher, noise_shape, conds, *args, **options)
 
@@ -236,7 +237,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().pre_run()
         self.use_patches()
         if self.remote:
-            self.remote.begin_sampling()
+            if self.remote.sampling.is_in_ranks:  # else `choose_runner` has begun this one
+                self.remote.begin_sampling()
             self.remote.group.resident = self.find_origin()
 
     def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:

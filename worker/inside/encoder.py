@@ -114,6 +114,11 @@ class Encoder:
         self.is_sent = False
         self.forget_code()
 
+    def expect(self, networks: Iterable[torch.nn.Module]) -> None:
+        """Says which networks this sampling uses, though maybe not in its first call."""
+        names = (self.names.get(id(each)) for each in networks)
+        self.asked |= {self.entries[name].network for name in names if name in self.entries}
+
     def stands_alone(self, network: str) -> bool:
         """Whether a network is as it was, has all of its tensors in a file, and refers to no object outside of it."""
         own = {name: each for name, each in self.entries.items() if each.network == network}

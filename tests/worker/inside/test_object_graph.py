@@ -417,6 +417,9 @@ def test_a_network_stays_for_the_next_sampling_that_uses_it(root: Path) -> None:
     assert both.next(other) == (["Patcher"], [])
     assert both.next(patcher)[0] == []
     assert other.model not in both.encoder.objects.values()
+    both.encoder.start_run()
+    both.encoder.expect([patcher.model, other.model])
+    assert both.send([4]) == ["list"] and both.send(patcher) == []
 
 
 @pytest.mark.parametrize(
