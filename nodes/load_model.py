@@ -43,7 +43,8 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
         decided, words = PlanOfRun(partial(choose_plan, costs=costs)), "auto, decided by the first call of a sampling"
     else:
         resolved = resolve_plan(asked, file.module, file.sizes)
-        decided = PlanOfRun(lambda work: resolved._replace(plan=costs.choose_patches(work, resolved.plan)))
+        choose = lambda work: resolved._replace(plan=costs.choose_patches(work, resolved.plan))  # noqa: E731
+        decided = PlanOfRun(choose, is_set=not asked.leaves_patches)
         words = str(resolved.plan)
     logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.found.model_class, words)
     if asked and (note := decided.choice.note):
@@ -51,8 +52,7 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
     plan, source = decided.plan, file.source(decided.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    is_set = asked is not None and not plan.leaves_patches
-    planned = PlannedModule(workers, file.module, source.to_json(), costs, decided, is_set, name)
+    planned = PlannedModule(workers, file.module, source.to_json(), costs, decided, name)
     return remote_patcher(file.model, RemoteModule(source, planned))
 
 

@@ -74,9 +74,6 @@ def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patch
     try:
         new = load_incoming(model, asked, group)
         take_changes(model, new, functools.partial(load_incoming, asked=asked, group=group))
-    except NoDenoiser as error:
-        explain_stock(error, group)
-        return model
     except (ModelFileError, Refused) as error:
         said = f"{name_of(model)} runs as stock, on ComfyUI's own device alone."
         if before:

@@ -207,7 +207,7 @@ def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, t
 
 def add_control_facts(options: dict[str, Any]) -> dict[str, Any]:
     """Returns a call's options with the facts of its ControlNets: they see all blocks, so they allow no stages."""
-    return {**options, FACTS: [*options.get(FACTS, []), ("a ControlNet", tuple(CONTROLS))]}
+    return {**options, FACTS: [*options.get(FACTS, []), ("a ControlNet", CONTROLS)]}
 
 
 def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:

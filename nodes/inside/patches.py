@@ -70,7 +70,7 @@ def describe_call(
     inside.keep_rank_tokens()
     encoded |= {MODEL_CHANGES: described} if described else {}
     encoded |= {ALL_TOKENS: True} if inside.needs_all_tokens else {}
-    encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
+    encoded |= {FACTS: inside.asked} if inside.asked else {}
     return encoded, [*reasons[:SHOWN], *more]
 
 
@@ -127,16 +127,11 @@ def join(reasons: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(reasons))
 
 
-def list_facts(options: Options) -> Iterator[tuple[str, Facts]]:
-    """Returns the facts of what runs inside, by place, from options as the ranks get them."""
-    return ((place, Facts(*facts)) for place, facts in options.get(FACTS, []))
-
-
 def reasons_of_plan(options: Options, plan: ParallelPlan, work: Work) -> list[str]:
     """Returns the functions that would see only a part of what they need, by name. work: see `limit_work`."""
     # Whether each rank runs calls with all their rows. Shares by speed cut them.
     are_whole = not work.parallel_calls % plan.ways(BATCH_AXES) and not plan.speeds
-    found = (reason for place, facts in list_facts(options) for reason in unshared(place, facts, plan, are_whole))
+    found = (reason for place, facts in options.get(FACTS, ()) for reason in unshared(place, facts, plan, are_whole))
     return list(dict.fromkeys(found))
 
 
@@ -156,7 +151,7 @@ def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> I
 
 def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     """Returns the work with what the nodes' functions allow to share. asked: the options of its calls."""
-    facts = [each for options in asked for _, each in list_facts(options)]
+    facts: list[Facts] = [each for options in asked for _, each in options.get(FACTS, ())]
     tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
     chosen = {f", {options[name]}" for options in asked for name in (COMPILED, KERNEL) if options.get(name)}
     work = replace(work, chosen="".join(sorted(chosen)))

@@ -154,8 +154,7 @@ def describe_host_file(
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
         raise NoDenoiser(
-            f"{path.name} holds a detector ({type(config).__name__}), which has no steps that ranks could share. It "
-            "runs as stock, on ComfyUI's own device."
+            f"{path.name} holds a detector ({type(config).__name__}), which has no steps that ranks could share."
         )
     chosen, cast = choose_dtypes(config, weights, dtype)
     try:

@@ -14,7 +14,6 @@ from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, list_model_plans
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.memory import call_bytes
-from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.plan import HOST, ParallelPlan
 from ...worker.comfyui.patched_options import MODEL_CHANGES, OPTIONS
 from ...worker.errors import Explanation
@@ -35,12 +34,9 @@ class PlannedModule:
 
     source: of the model, as JSON.
     decided: decides the plan by the work of a call.
-    is_set: whether the plan is the user's, whatever the work.
-    replaced: the plan that was asked for, while a node's functions force another.
-    note: for the group's status, if the plan is not the requested one.
+    forced: the plan in its place, while a node's functions force another.
     name: of the model, as the user chose it.
-    working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for.
-    has_bands: whether ranks share a picture in bands of rows."""
+    working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for."""
 
     def __init__(
         self,
@@ -49,23 +45,24 @@ class PlannedModule:
         source: Header,
         costs: ModelCosts,
         decided: PlanOfRun,
-        is_set: bool = True,
         name: str = "",
     ) -> None:
         self.group, self.source, self.costs, self.sizes = group, source, costs, costs.sizes
-        self.decided, self.is_set, self.plan, self.note = decided, is_set, decided.plan, decided.choice.note
+        self.decided = decided
         self.module, self.name = module, name or source["model_class"]
         self.working, self.makes_room, self.networks = 0.0, False, 0
-        spec = spec_of(type(self.module))
-        self.has_bands = bool(spec and spec.bands)
-        self.replaced: ParallelPlan | None = None
+        self.forced: ParallelPlan | None = None
         self.last_work: Work | None = None  # of the last request
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.forced or self.decided.plan
 
     def begin_run(self) -> ParallelPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
         self.decided.begin()
-        self.plan, self.replaced = self.decided.plan, None
-        return self.plan if self.is_set else None
+        self.forced = None
+        return None if self.decided.is_open else self.plan
 
     def decide_plan(self, work: Work, options: Sequence[Mapping[str, Any]]) -> None:
         """Decides a plan that depends on the work. Replaces a user's plan that shares more than the nodes' functions
@@ -80,10 +77,10 @@ class PlannedModule:
 
     def share_less(self, work: Work, reasons: Sequence[str]) -> None:
         """Replaces the plan by one that the nodes' functions allow, for the same number of ranks."""
-        asked = self.replaced or self.plan
+        asked = self.decided.plan
         found = list_model_plans(self.plan.world_size, self.costs.module, work)[0]
         weights = asked.weights if asked.weights == HOST else found.weights
-        self.plan, self.replaced = replace(found, attention=asked.attention, weights=weights), asked
+        self.forced = replace(found, attention=asked.attention, weights=weights)
         said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."
         warn(said)
         self.group.runs.note(reason=said, is_stock=False)
@@ -91,12 +88,12 @@ class PlannedModule:
 
     def follow_work(self, work: Work) -> None:
         """Decides the plan, or changes it if this work requires another."""
-        if self.is_set or not self.decided.follow(work):
+        if not self.decided.follow(work):
             return
-        self.plan, self.note = self.decided.plan, self.decided.choice.note
-        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
+        self.forced, choice = None, self.decided.choice
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(choice.note))
         self.group.runs.planned(self.plan)
-        if tried := self.decided.choice.tried:
+        if tried := choice.tried:
             self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", is_stock=False)
 
     def report_prediction(self, work: Work) -> None:
@@ -116,7 +113,7 @@ class PlannedModule:
         there are any, the cost stays unknown."""
         if MODEL_CHANGES in kwargs[OPTIONS]:
             return work
-        if self.decided.is_open and not self.is_set:
+        if self.decided.is_open:
             measure(self.group, self.costs.dtype, check_interrupt)
         work = replace(work, forward=self.costs.count_call(args, kwargs))
         self.costs.remember(work)
@@ -127,7 +124,7 @@ class PlannedModule:
         predicted. why: what the ranks cannot run. down: why there are no ranks."""
         why = down.brief if down else f"The worker processes cannot run {why}. Without it, they can."
         said = f"{self.name} runs as stock, on ComfyUI's own device alone. {why}"
-        work, plan = self.last_work, self.replaced or self.plan
+        work, plan = self.last_work, self.decided.plan
         if work is None or plan.world_size == 1 or not work.forward:
             return said
         alone, shared = (format_seconds(self.costs.predict(work, each).seconds) for each in (ONE_DEVICE, plan))
@@ -143,7 +140,7 @@ class PlannedModule:
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. A plan that is not
         decided yet counts as yes."""
-        return self.decided.is_open and not self.is_set or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
+        return self.decided.is_open or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
 
     def weight_bytes(self, status: Mapping[str, Any] = NO_STATUS) -> int:
         """Returns the bytes of weights that rank 0 keeps on its accelerator, parked ones included. status: the ranks',

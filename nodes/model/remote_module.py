@@ -16,8 +16,10 @@ import comfy.model_base
 import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
+from comfy_api.torch_helpers.torch_compile import TORCH_COMPILE_KWARGS
 
 from ...parallel_backend.costs.forward import Work
+from ...parallel_backend.models.spec import spec_of
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.comfyui.merges import PREFIX
@@ -37,7 +39,7 @@ from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control
 from ..inside.describe import Inside, describe_changes
 from ..inside.module_guard import ModuleGuard, configs_of
-from ..inside.patches import SHOWN, describe_call, encode_options, join, list_written
+from ..inside.patches import SHOWN, compile_settings, describe_call, encode_options, join, list_written
 from ..inside.places import BlockPlaces
 from ..inside.replaced_methods import ReplacedMethods
 from ..plan_words import remarks_to_json
@@ -73,9 +75,7 @@ class RemoteModule:
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
         self.weights.on_show = self.guard.expect
         self.replaced_methods = ReplacedMethods(module, self.stand_ins, lambda: self.stock.runs)
-        needs_ranks = lambda: self.batcher.is_recording  # noqa: E731
-        self.stock = StockModel(planned, self.weights, self.stand_ins, self.replaced_methods, needs_ranks)
-        self.own_source = planned.source
+        self.stock = StockModel(planned, self.weights, self.stand_ins, self.replaced_methods)
         self.patched: tuple[str, Patches] = ("", {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
@@ -167,7 +167,7 @@ class RemoteModule:
     def take_over(self, reasons: Sequence[str], down: Explanation | None = None) -> None:
         """Makes ComfyUI's own model run the call that runs, and all later ones. Raises what `StockModel.take_over`
         raises."""
-        self.stock.take_over(reasons, self.patcher(), load=True, down=down)
+        self.stock.take_over(reasons, self.patcher(), load=True, needs_ranks=self.batcher.is_recording, down=down)
 
     def choose_runner(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
@@ -251,6 +251,7 @@ class RemoteModule:
             work = planned.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
             planned.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
             self.load()
+            self.explain_compilation()
             first = first._replace(kwargs=self.add_objects(first.kwargs))
             return self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, on_step, self.take_reply)
 
@@ -265,34 +266,23 @@ class RemoteModule:
             self.take_over([], error.explanation)
             return getattr(self.module, method)(*args, **kwargs)
 
-    def use_patches(
-        self,
-        patcher: Patcher,
-        key: str,
-        patches: Patches,
-        objects: Mapping[str, Any],
-        compiled: Mapping[str, Any],
-    ) -> None:
-        """Makes the following calls use a patcher, with its changes of the weights.
-
-        key: identifies these changes.
-        objects: its replacements in ComfyUI's model, by path.
-        compiled: see `compile_settings`.
-        """
-        self.patcher = weakref.ref(patcher)
+    def use_patches(self, patcher: Patcher, key: str, patches: Patches) -> None:
+        """Makes the following calls use a patcher, with these changes of the weights. key: identifies the changes."""
+        self.patcher, objects = weakref.ref(patcher), patcher.object_patches
         if key != self.patched[0] or not self.weights.shown:
             self.weights.show(patches)
-        self.patched, self.compiled = (key, patches), compiled
+        self.patched = key, patches
+        self.compiled = compile_settings(patcher.model_options.get(TORCH_COMPILE_KWARGS, {}))
         self.object_patches = {
             name.removeprefix(PREFIX): value for name, value in objects.items() if name.startswith(PREFIX)
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
-        self.planned.source = {**self.own_source, **cast}
+        self.planned.source = replace(self.weights.source, **cast).to_json()
 
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
         planned = self.planned
-        plan, remarks = (planned.plan.to_json(), planned.plan.world_size), remarks_to_json(planned.note)
+        plan, remarks = (planned.plan.to_json(), planned.plan.world_size), remarks_to_json(planned.decided.choice.note)
         said = self.group.load(planned.source, *plan, check_interrupt, remarks, planned.name)
         if said:
             logging.info("[ParallelDiT] %s", said)
@@ -317,8 +307,8 @@ class RemoteModule:
 
     def explain_compilation(self) -> None:
         """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
-        planned, name = self.planned, self.planned.name
-        if self.compiled and planned.has_bands and planned.plan.token_ways > 1:
+        plan, name, spec = self.planned.plan, self.planned.name, spec_of(type(self.module))
+        if self.compiled and spec and spec.bands and plan.token_ways > 1:
             self.sampling.say_once(
                 f"{name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
             )

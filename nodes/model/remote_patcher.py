@@ -13,7 +13,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
-from comfy_api.torch_helpers.torch_compile import COMPILE_KEY, TORCH_COMPILE_KWARGS
+from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 from comfy_execution.utils import get_executing_context
 
 from ...worker.comfyui.merges import PREFIX
@@ -24,7 +24,6 @@ from ...worker.wire.tensors import UnsendableError
 from ..assumptions import list_broken
 from ..errors import Refused
 from ..inside.controls import networks_of, record_all
-from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
 from .remote_module import MODULE, RemoteModule, remote_module
 from .sampling import warn
@@ -249,8 +248,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             own = self.remote.weights.keep_patchable(self.patches)
             patches = {name: [*own.get(name, ()), *more.get(name, ())] for name in {**own, **more}}
             key = f"{self.patches_uuid} {list(hooks)}" if more else key
-            compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
-            self.remote.use_patches(self, key, patches, self.object_patches, compiled)
+            self.remote.use_patches(self, key, patches)
 
     def find_origin(self) -> RemoteModelPatcher:
         """Returns the loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.model_management
@@ -33,12 +33,10 @@ class StockModel:
         weights: LocalWeights,
         stand_ins: Mapping[str, Any],
         replaced_methods: ReplacedMethods,
-        needs_ranks: Callable[[], bool],
     ) -> None:
-        """weights: of the module. stand_ins: its methods that become requests to the ranks. needs_ranks: whether only
-        the ranks can run the current sampling."""
+        """weights: of the module. stand_ins: its methods that become requests to the ranks."""
         self.module, self.planned, self.weights = planned.module, planned, weights
-        self.stand_ins, self.replaced_methods, self.needs_ranks = stand_ins, replaced_methods, needs_ranks
+        self.stand_ins, self.replaced_methods = stand_ins, replaced_methods
         self.runs, self.why = False, ""
 
     def take_over(
@@ -46,15 +44,16 @@ class StockModel:
         reasons: Sequence[str],
         patcher: Patcher | None,
         load: bool = False,
+        needs_ranks: bool = False,
         down: Explanation | None = None,
     ) -> None:
         """Fills the module with the file's weights, so that it is ComfyUI's own model and computes here from now on.
 
         reasons: what the ranks cannot run. patcher: the one of the following calls. load: whether ComfyUI has already
-        loaded it, but without weights. down: why there are no ranks. Raises Refused or NoWorkerGroup if the settings
-        ask for an error instead, and ModelFileError."""
+        loaded it, but without weights. needs_ranks: whether only the ranks can run the sampling. down: why there are no
+        ranks. Raises Refused or NoWorkerGroup if the settings ask for an error instead, and ModelFileError."""
         why = join(reasons)
-        if self.needs_ranks() or self.planned.group.settings.when_not_parallel == REFUSE:
+        if needs_ranks or self.planned.group.settings.when_not_parallel == REFUSE:
             if down:
                 raise NoWorkerGroup(*down)
             raise Refused(

@@ -69,19 +69,22 @@ class PlanOfRun:
     alternate.
     """
 
-    def __init__(self, choose: Callable[[Work], Any]) -> None:
-        """choose: returns an object with a `plan`. All its plans have the same number of ranks."""
-        self.choose = choose
+    def __init__(self, choose: Callable[[Work], Any], is_set: bool = False) -> None:
+        """choose: returns an object with a `plan`. All its plans have the same number of ranks. is_set: whether the
+        first one is the user's, whatever the work."""
+        self.choose, self.is_set = choose, is_set
         self.choice = choose(Work())
-        self.is_open, self.idle = True, 0
+        self.begin()
         self.parts = 1  # that the plan was chosen for: ranks that idle from the start change nothing
 
     def begin(self) -> None:
         """Begins a sampling. Its first request decides the plan."""
-        self.is_open, self.idle = True, 0
+        self.is_open, self.idle = not self.is_set, 0
 
     def follow(self, work: Work) -> bool:
         """Takes the next request into account. Returns whether it decides or changes the plan."""
+        if self.is_set:
+            return False
         ways, is_first = self.plan.ways(BATCH_AXES), self.is_open
         self.idle = self.idle + 1 if work.parts < min(ways, self.parts) else 0
         if not is_first and self.idle < IDLE_REQUESTS:

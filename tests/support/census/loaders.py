@@ -38,7 +38,7 @@ def by_both_loaders(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     if census.taken:
         census.said.clear()
         for each in (model, of_checkpoint):
-            check_stays(census, row, each, "runs as stock, on ComfyUI's own device")
+            check_stays(census, row, each, "holds a detector")
     return [boxes(census, row, of_checkpoint)]  # which takes a second for each picture
 
 

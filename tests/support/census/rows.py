@@ -89,8 +89,8 @@ def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
 
 ON_ONE_RANK = "on one rank: "  # begins the names of rows that agree to the bit
 DETECTOR = (
-    "{}.safetensors holds a detector ({}), which has no steps that ranks could share. It runs as stock, on ComfyUI's "
-    "own device."
+    "{0}.safetensors runs as stock, on ComfyUI's own device alone. {0}.safetensors holds a detector ({1}), which has "
+    "no steps that ranks could share."
 )
 ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}

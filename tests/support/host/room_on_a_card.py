@@ -220,7 +220,8 @@ def main(comfyui: str, model: str) -> dict[str, Any]:
     whole = scene.sizes.WeightSizes(GIGABYTE, (GIGABYTE,) * 9)
     scene.begin()
     remote = scene.ours.remote.planned
-    remote.plan, remote.sizes = replace(remote.plan, weights="host"), whole
+    remote.decided.choice = remote.decided.choice._replace(plan=replace(remote.plan, weights="host"))
+    remote.sizes = whole
     scene.sample(scene.ours)
     management.load_models_gpu([scene.other])
     scene.prepare(scene.ours, 1)

@@ -76,7 +76,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
     before = count_anew(file) if is_counted else None
     group = pack("worker.host.client").WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     source = file.source(plan, True)
-    decided = pack("parallel_backend.costs.auto").PlanOfRun(lambda _work: SimpleNamespace(plan=plan, note=()))
+    decided = pack("parallel_backend.costs.auto").PlanOfRun(lambda _work: SimpleNamespace(plan=plan, note=()), True)
     planned = pack("nodes.model.planned_module").PlannedModule(
         group, file.module, source.to_json(), file.costs, decided
     )

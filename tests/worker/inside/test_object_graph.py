@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -380,9 +380,10 @@ class Networks:
         pages = [slot["page"] for slot in slots if isinstance(slot, dict) and "page" in slot]
         return sorted(each["new"][0] for each in found if "new" in each) + pages
 
-    def next(self, *values: Any) -> tuple[list[str], list[Any]]:
+    def next(self, *values: Any, expected: Sequence[Any] = ()) -> tuple[list[str], list[Any]]:
         """The networks that stay in the next sampling, and what its first call sends."""
         self.encoder.start_run()
+        self.encoder.expect(expected)
         sent = self.send(*values)
         return [type(self.encoder.objects[name]).__name__ for name in self.encoder.kept], sent
 
@@ -415,11 +416,8 @@ def test_a_network_stays_for_the_next_sampling_that_uses_it(root: Path) -> None:
     both.encoder.start_run()  # for a sampling that is never sent
     both.encoder.encode(both.make())
     assert both.next(other) == (["Patcher"], [])
-    assert both.next(patcher)[0] == []
-    assert other.model not in both.encoder.objects.values()
-    both.encoder.start_run()
-    both.encoder.expect([patcher.model, other.model])
-    assert both.send([4]) == ["list"] and both.send(patcher) == []
+    assert both.next(patcher)[0] == [] and other.model not in both.encoder.objects.values()
+    assert both.next([4], expected=[patcher.model]) == (["Patcher"], ["list"]) and both.send(patcher) == []
 
 
 @pytest.mark.parametrize(
