@@ -106,12 +106,15 @@ def test_a_rank_holds_no_more_than_the_file_and_shares_its_pages(
     """Also with an adapter, which leaves nothing behind; and parking frees it all."""
     file, right = (tmp_path / name for name in ("small.gguf", "right.safetensors"))
     save_file(write_gguf(load_file(files / f"{ADAPTED}.safetensors"), file, list(FORMATS)), right)
-    (found,) = ranks.run(1, "files.gguf_rank", str(comfyui), str(file), str(right))
+    unpacked = tmp_path / "unpacked.gguf"
+    write_gguf(load_file(files / f"{ADAPTED}.safetensors"), unpacked, ["TQ2_0"])
+    (found,) = ranks.run(1, "files.gguf_rank", str(comfyui), str(file), str(right), str(unpacked))
     in_file = sum(tensor.n_bytes for tensor in gguf.GGUFReader(file).tensors)
     assert in_file < right.stat().st_size / 4
     assert found["held"] <= found["held with an adapter"] <= 1.1 * in_file
     assert found["copied"] == found["copied after all"] == found["left when parked"] == 0
     assert found["in bf16"] and found["changed"] and found["as before"] and found["parked and restored"]
+    assert found["fetched alike"]
 
 
 @pytest.mark.parametrize("device", DEVICES)

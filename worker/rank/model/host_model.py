@@ -297,7 +297,9 @@ class HostModel:
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
         again = self.rewritten | others
-        in_file = self.in_file if all(name in self.in_file for name in again) else aliases(*map_model(self.here)[:2])
+        in_file = self.in_file
+        if not again <= in_file.keys():  # some were dequantised as they were loaded
+            in_file = dict(map_model(self.here)[0].named_parameters())
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])

@@ -1,7 +1,8 @@
-"""`files.gguf_rank COMFYUI FILE DEQUANTISED`:
+"""`files.gguf_rank COMFYUI FILE DEQUANTISED UNPACKED`:
 loads a tiny Flux from a GGUF file, and saves what memory it takes and what becomes of it under adapters and parking.
 
-DEQUANTISED is the same file's weights in safetensors.
+DEQUANTISED is the same file's weights in safetensors. UNPACKED is a file whose weights are dequantised as they are
+loaded: an adapter changes them in fetched blocks, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.host_memory import HostMemory
+from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
 from tests.support.ranks.files.tiny_flux import call, differences
 from worker.comfyui.source import HostSource
@@ -60,7 +62,17 @@ def adapt(model: HostModel) -> None:
     model.patch(packed.patches, packed.tensors)
 
 
-def on_ranks(comfyui: str, file: str, dequantised: str) -> dict[str, Any]:
+def adapted(source: HostSource, is_fetched: bool) -> torch.Tensor:
+    """A forward with an adapter."""
+    model = HostModel.build(source, build_mesh(ParallelPlan(), CPU))
+    sizes = model.fetched.sizes
+    store = HostStore(sizes, CPU, HostMemory(HostStore.total(sizes))) if is_fetched else None
+    model.bring(range(len(model.fetched.blocks)) if is_fetched else (), store)
+    adapt(model)
+    return call(model)
+
+
+def on_ranks(comfyui: str, file: str, dequantised: str, unpacked: str) -> dict[str, Any]:
     mesh, right = build_mesh(ParallelPlan(), CPU), load_file(dequantised)
     source = HostSource(comfyui, ("--cpu",), file, "Flux", "bfloat16", "")
     model = HostModel.build(source, mesh)
@@ -79,4 +91,6 @@ def on_ranks(comfyui: str, file: str, dequantised: str) -> dict[str, Any]:
     found |= {"changed": not torch.equal(call(model), plain), "held with an adapter": held_bytes(module)}
     model.patch({}, {})
     found |= {"as before": torch.equal(call(model), plain), "copied after all": copied_bytes(file)}
-    return {**found, **parked(model, module)}
+    of_unpacked = HostSource(comfyui, ("--cpu",), unpacked, "Flux", "float32", "")
+    alike = torch.equal(adapted(of_unpacked, True), adapted(of_unpacked, False))
+    return {**found, **parked(model, module), "fetched alike": alike}
