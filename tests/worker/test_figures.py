@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from parallel_backend.groups.timeline import Timeline
 from tests.support.group.direct_group import wait_until
+from tests.support.group.one_rank import close_server
 from worker.host.control_client import ControlClient
 from worker.rank.agreement import Control
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
@@ -83,7 +85,7 @@ class Rank:
         assert group
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
-        (self.server,) = serve_links(lambda question: self.executor.answer(question), dist.HashStore())
+        (self.server,) = serve_links(lambda question: self.executor.answer(question), Future(), dist.HashStore())
         self.folder = folder
 
     def start(self) -> None:
@@ -109,7 +111,7 @@ def rank(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     yield rank
     rank.heartbeat.on_beat = Mock(side_effect=SystemExit)  # which ends a thread without a word
     rank.control.close()
-    rank.server.close()
+    close_server(rank.server)
     for thread in (rank.heartbeat, rank.server):
         thread.join(PATIENCE)
         assert not thread.is_alive()

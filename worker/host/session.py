@@ -6,11 +6,12 @@ import json
 import logging
 import math
 import os
-import selectors
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from ..launch.logs import collect_stacks
 from ..launch.process import WorkerProcess, explain_silence, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
-from ..wire.endpoint import Endpoint
-from ..wire.job_channel import FRAMES, FrameMemory, HostChannel
+from ..wire.handshake import BROKEN_LINK
+from ..wire.job_channel import FRAMES, FrameMemory, HostChannel, ask_for_channel
 from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
-from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
-from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
+from ..wire.private_folder import CONTROL, EXPECTED, PROTOCOL, STORE, TOKEN, is_only_ours
+from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, VERSION, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState, SentConditions
@@ -75,31 +76,25 @@ class Session:
             if not is_only_ours(folder):  # a cleaner has removed ours, and somebody has made this
                 raise PermissionError(f"others can write to its folder {folder}")
             (folder / STORE).unlink(missing_ok=True)  # of the last session
-            endpoint = Endpoint(folder)
-            try:
-                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                memory = FrameMemory.create()
-                own = {TOKEN: endpoint.token, FRAMES: memory.address, EXPECTED: json.dumps(source)}
-                environment = {**os.environ, **here, **own}
-                self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
-                connection = self._await_ranks(endpoint, check)
-            finally:
-                endpoint.close()
+            here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
+            memory, token = FrameMemory.create(), secrets.token_hex(32)
+            own = {TOKEN: token, FRAMES: memory.address, EXPECTED: json.dumps(source), PROTOCOL: str(VERSION)}
+            environment = {**os.environ, **here, **own}
+            self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
+            self.job_channel = self._await_ranks(token, memory, check)
         except (OSError, ProtocolError) as error:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = HostChannel(connection, memory if endpoint.hello.get("has_memory") else None)
-        self.incoming = selectors.DefaultSelector()
-        self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
         self.answered = time.monotonic()  # when rank 0 last did
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
-    def _await_ranks(self, endpoint: Endpoint, check: Check) -> socket.socket:
-        """Connects the control channel once the job channel is there, and returns the latter."""
-        deadline = time.monotonic() + self.settings.start_seconds
+    def _await_ranks(self, token: str, memory: FrameMemory, check: Check) -> HostChannel:
+        """Connects both channels, and returns the job channel once rank 0 has said its first words there."""
+        deadline, said = time.monotonic() + self.settings.start_seconds, None
+        connection: socket.socket | None = None
         try:
-            while not endpoint.accept(POLL_SECONDS) or endpoint.channel is None:
+            while connection is None or said is None:
                 check()
                 if self.process.exited.is_set():
                     reason = self.process.reason().because("The worker group did not start. ")
@@ -110,8 +105,15 @@ class Session:
                         "If it only needs longer, raise start_seconds in the settings.",
                         self.process.log_tail(),
                     )
-            self.control = ControlClient(self.process.folder, endpoint.token)
-            return endpoint.channel
+                try:
+                    connection = connection or ask_for_channel(self.process.folder / CONTROL, token)
+                    if wait([connection], POLL_SECONDS):
+                        said, _ = HostChannel(connection, None).receive()
+                except BROKEN_LINK:  # it does not listen yet, or has ended
+                    connection = None
+                    time.sleep(POLL_SECONDS)
+            self.control = ControlClient(self.process.folder, token)
+            return HostChannel(connection, memory if said["has_memory"] else None)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self.process.stop()
             raise
@@ -155,7 +157,6 @@ class Session:
     def close(self) -> None:
         """Ends the session and closes its sockets. Only the thread that makes its requests may call this."""
         self.end(WAS_STOPPED)
-        self.incoming.close()
         self.job_channel.close()
         self.control.close()
 
@@ -246,7 +247,7 @@ class Session:
     def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
         """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it
         came."""
-        while not self.incoming.select(POLL_SECONDS):
+        while not wait([self.job_channel.connection], POLL_SECONDS):
             check()
             if time.monotonic() > deadline:
                 return False
