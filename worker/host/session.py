@@ -97,7 +97,7 @@ class Session:
             while connection is None or said is None:
                 check()
                 if self.process.exited.is_set():
-                    reason = self.process.reason().because("The worker group did not start. ")
+                    reason = self.process.failure().reason.because("The worker group did not start. ")
                     raise WorkerGroupError(*reason)
                 if time.monotonic() > deadline:
                     raise WorkerGroupError(
@@ -132,7 +132,7 @@ class Session:
                 if not reason and not self._await_report():
                     reason = self._who_has_gone()
                 self.process.stop()
-                self.end_reason = reason or self.process.reason()
+                self.end_reason = reason or self.process.failure().reason
         return self.end_reason
 
     def _await_report(self) -> bool:
