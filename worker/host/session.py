@@ -261,24 +261,21 @@ class Session:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
     def check_progress(self, status: Header) -> None:
-        """Ends the session if no rank has moved for too long in a request. status: the ranks'."""
+        """Ends the session if no rank has moved for too long in a request. The error has the Python stacks of those on
+        this machine. status: the ranks'."""
         if not self.operation:
             return
         runs_model = self.operation in (CALL.name, SAMPLE.name)
         bound = STILL_SECONDS[status["exchanges"] if runs_model else ONCE if self.ranks > 1 else NEVER]
         if min(status["still"], time.monotonic() - self.began) > bound:
-            self.end_stuck(f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck.")
-
-    def end_stuck(self, reason: str) -> None:
-        """Ends the session because its ranks wait for something that does not come. The error has the Python stacks of
-        those on this machine."""
-        details = collect_stacks(self.process.folder, self._pids_here())
-        advice = "Queue the prompt again. If it happens again, report it with the details."
-        self.end(Explanation(reason, advice, details))
+            reason = f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck."
+            advice = "Queue the prompt again. If it happens again, report it with the details."
+            self.end(Explanation(reason, advice, collect_stacks(self.process.folder, self._pids_here())))
 
     def check_life(self) -> None:
         """Ends the session if a rank has been silent for too long."""
-        patience = allowed_silence(self.operation, self.settings.silence_seconds)
+        running = OPERATIONS.get(self.operation or "")
+        patience = self.settings.silence_seconds * (LOADING_TIMES if running and running.moves_weights else 1)
         try:
             status = self.control.ask({"op": "status"}, patience / 2)
         except TimeoutError:
@@ -320,9 +317,3 @@ class Session:
             if rank == 0:  # which collects the beats of the others
                 return {}
         return dead
-
-
-def allowed_silence(operation: str | None, seconds: float) -> float:
-    """Returns how long a rank may be silent during this operation. seconds: the limit when no weights move."""
-    running = OPERATIONS.get(operation or "")
-    return seconds * LOADING_TIMES if running and running.moves_weights else seconds
