@@ -37,8 +37,10 @@ def offer_fitting(asked: ParallelPlan | None, sampled: Sampled | None) -> list[d
     def runs(plan: ParallelPlan) -> bool:
         return plan.world_size > 1 and runs_on_all_ranks(plan, sampled)
 
-    lower = []
-    for axis, degree in asked.degrees().items() if asked else ():
+    if asked is None:
+        return [AUTO_OFFER]
+    lower: list[ParallelPlan] = []
+    for axis, degree in asked.degrees().items():
         plans = (replace(asked, speeds=(), **{axis: each}) for each in range(min(degree - 1, most_ranks()), 0, -1))
         lower += itertools.islice(filter(runs, plans), 1)
     best = max(lower, key=lambda plan: plan.world_size, default=None)
