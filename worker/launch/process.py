@@ -128,10 +128,7 @@ def signal_name(number: int) -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether the process runs. A zombie does not: it has ended, and in a container may wait long to be reaped."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return explain_silence(pid) != GONE[psutil.STATUS_ZOMBIE]
 
 
 def explain_silence(pid: int) -> str:
