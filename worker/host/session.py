@@ -193,7 +193,10 @@ class Session:
             raise self._ended(error) from error
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self.given_up = True
-            self.cancel(self.last_id)
+            try:
+                self.control.order({"op": "cancel", "job": self.last_id})
+            except ConnectionError:
+                logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
             raise
         self._end_request(reply)
         return reply, results
@@ -252,13 +255,6 @@ class Session:
             if time.monotonic() > deadline:
                 return False
         return True
-
-    def cancel(self, job: int) -> None:
-        """Cancels a request at its next step. Does not wait for the answer."""
-        try:
-            self.control.order({"op": "cancel", "job": job})
-        except ConnectionError:
-            logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
     def check_progress(self, status: Header) -> None:
         """Ends the session if no rank has moved for too long in a request. The error has the Python stacks of those on
