@@ -9,6 +9,7 @@ from typing import Any
 
 import folder_paths
 from comfy_api.latest import ComfyAPI, ComfyExtension, io
+from server import PromptServer
 
 from ..worker.wire.private_folder import keep_compiled_code
 from .class_label import DiTClassLabel
@@ -16,11 +17,8 @@ from .load_dit import LoadDiT
 from .parallel_sampler import ParallelSampler
 from .parallelize import ParallelizeModel
 from .parallelize_vae import ParallelizeVAE
-from .routes.control import add_control_routes
-from .routes.plan import add_plan_route
-from .routes.queued import add_prompt_handler
-from .routes.settings import add_settings_routes
-from .routes.status import add_status_routes
+from .routes import ROUTES, control, plan, settings, status  # noqa: F401 (each adds its routes)
+from .routes.queued import start_ahead
 from .workers.ahead import start_with_comfyui
 
 # Nodes that are gone, in saved workflows: what takes their place, which of their inputs its inputs are, and outputs.
@@ -36,11 +34,9 @@ WIDGETS = ["model_name", "dtype", "group"]  # of the loaders that are gone
 
 class ParallelDiTExtension(ComfyExtension):
     async def on_load(self) -> None:
-        add_status_routes()
-        add_control_routes()
-        add_plan_route()
-        add_prompt_handler()
-        add_settings_routes()
+        for route in list[Any](ROUTES):
+            PromptServer.instance.routes.route(route.method, route.path)(route.handler)
+        PromptServer.instance.add_on_prompt_handler(start_ahead)
         keep_compiled_code(Path(folder_paths.get_user_directory()) / "paralleldit-compiled")
         start_with_comfyui()
         for old, (new, inputs, outputs) in REPLACED.items():

@@ -25,7 +25,7 @@ from pathlib import Path
 from .errors import ConnectionClosed, Explanation, WorkerGroupError
 from .launch.cluster import read_job_machines, read_job_place
 from .launch.peer import PeerConnection
-from .launch.process import WorkerProcess
+from .launch.process import Failure, WorkerProcess
 from .launch.rendezvous import Start, ask
 from .launch.torchrun import Machines, launch_command, rank_environment
 from .settings import PREFIX, Settings, SettingsError
@@ -116,7 +116,7 @@ def serve(address: str, port: int, folder: Path) -> None:
                 folder = private_folder("join")
             take_part(peer, start, folder)
         except OSError as error:  # the disk may be full
-            tell_failure(peer, Explanation(f"The worker group cannot be started: {error}"))
+            tell_failure(peer, Failure(Explanation(f"The worker group cannot be started: {error}")))
         finally:
             peer.close()
 
@@ -143,7 +143,7 @@ def take_part(peer: PeerConnection, start: Start, folder: Path) -> None:
         elif process.popen.returncode == 0:
             say("the group has ended")
         else:
-            tell_failure(peer, process.reason(), process.is_of_another())
+            tell_failure(peer, process.failure())
     finally:
         process.stop()
         shutil.rmtree(own, ignore_errors=True)
@@ -158,12 +158,12 @@ def await_loss(peer: PeerConnection) -> str:
         return str(error)
 
 
-def tell_failure(peer: PeerConnection, reason: Explanation, of_another: bool = False) -> None:
-    """Says why the ranks failed, here and on the first machine. of_another: whether another machine was the cause."""
-    say(f"the ranks here failed: {reason}")
+def tell_failure(peer: PeerConnection, failure: Failure) -> None:
+    """Says why the ranks failed, here and on the first machine."""
+    say(f"the ranks here failed: {failure.reason}")
     try:
-        short = Explanation(*(text[:MAX_REASON] for text in reason))  # as one message can carry it
-        peer.send({"failed": short._asdict(), "of_another": of_another})
+        short = Explanation(*(text[:MAX_REASON] for text in failure.reason))  # as one message can carry it
+        peer.send({"failed": short._asdict(), "of_another": failure.of_another})
     except ConnectionClosed:
         say("the first machine is gone too")
 

@@ -1,6 +1,8 @@
-"""POST /paralleldit/start, /restart, /stop, /park, /dismiss and /remove: change a worker group.
+"""POST /paralleldit/start, /restart, /stop, /park, /dismiss and /remove: change a worker group. A query `group=N` names
+it, the first by default. Only pages of this ComfyUI may call them.
 
-Only pages of this ComfyUI may call them.
+Each route answers when it is done, with the group's new state. If it fails, it answers with a sentence that says why:
+with 409 if the group goes on as it was, with 503 if it does not run.
 """
 
 import asyncio
@@ -12,12 +14,12 @@ from urllib.parse import urlsplit
 
 import comfy.cli_args
 from aiohttp import web
-from server import PromptServer
 
 from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import SettingsError
 from ..workers.group import device_count, reload_settings, remove_group
+from . import ROUTES
 from .status import group_of
 
 LOCALHOST, PORT = "localhost", re.compile(r":\d+$")
@@ -44,22 +46,14 @@ def park(group: WorkerGroup) -> None:
         raise RequestRefused("The worker group is running a job.", "Interrupt it, or park the group when it is done.")
 
 
-def add_control_routes() -> None:
-    """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default.
-
-    Each route answers when it is done, with the group's new state. If it fails, it answers with a sentence that says
-    why: with 409 if the group goes on as it was, with 503 if it does not run.
-    """
-    changes = {
-        "start": start,
-        "restart": restart,
-        "stop": WorkerGroup.stop,
-        "park": park,
-        "dismiss": WorkerGroup.dismiss,
-        "remove": remove_group,
-    }
-    for name, change in changes.items():
-        PromptServer.instance.routes.post(f"/paralleldit/{name}")(make_handler(change))
+CHANGES: dict[str, Callable[[WorkerGroup], None]] = {
+    "start": start,
+    "restart": restart,
+    "stop": WorkerGroup.stop,
+    "park": park,
+    "dismiss": WorkerGroup.dismiss,
+    "remove": remove_group,
+}
 
 
 def make_handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -75,6 +69,10 @@ def make_handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request
         return web.json_response({"state": (await asyncio.to_thread(group.status))["state"]})
 
     return handle
+
+
+for name, change in CHANGES.items():
+    ROUTES.post(f"/paralleldit/{name}")(make_handler(change))
 
 
 def refuse_foreign(request: web.Request) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -37,12 +37,11 @@ def offer_fitting(asked: ParallelPlan | None, sampled: Sampled | None) -> list[d
     def runs(plan: ParallelPlan) -> bool:
         return plan.world_size > 1 and runs_on_all_ranks(plan, sampled)
 
-    lower = [next(filter(runs, plans), None) for plans in lower_degrees(asked)] if asked else []
-    best = max((plan for plan in lower if plan), key=lambda plan: plan.world_size, default=None)
+    if asked is None:
+        return [AUTO_OFFER]
+    lower: list[ParallelPlan] = []
+    for axis, degree in asked.degrees().items():
+        plans = (replace(asked, speeds=(), **{axis: each}) for each in range(min(degree - 1, most_ranks()), 0, -1))
+        lower += itertools.islice(filter(runs, plans), 1)
+    best = max(lower, key=lambda plan: plan.world_size, default=None)
     return [AUTO_OFFER, *([{"plan": str(best), "values": best.to_json()}] if best else [])]
-
-
-def lower_degrees(plan: ParallelPlan) -> Iterator[Iterator[ParallelPlan]]:
-    """Yields for each axis the plans with a lower degree there, the highest first."""
-    for axis, degree in plan.degrees().items():
-        yield (replace(plan, speeds=(), **{axis: lower}) for lower in range(min(degree - 1, most_ranks()), 0, -1))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from server import PromptServer
 
 from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from ...parallel_backend.costs.choose import list_divisors
@@ -30,7 +29,7 @@ from ..parallel_plan import AUTO, explain_devices, fit_to_machine, parse_plan
 from ..plan_words import Remark, ResolvedPlan, remark, remarks_to_json
 from ..workers.group import device_count, device_type, is_second_group, why_no_group
 from ..workers.room import list_plan_cards
-from . import MAX_BODY
+from . import MAX_BODY, ROUTES
 from .loaded_file import find_loaded, list_missing
 from .memory_estimate import MemoryEstimate
 from .offers import list_offers, offer_fitting
@@ -41,11 +40,7 @@ from .remedies import list_remedies
 MAX_RANKS = 256  # more are counted, but not listed
 
 
-def add_plan_route() -> None:
-    """Registers the route with ComfyUI's server."""
-    PromptServer.instance.routes.post("/paralleldit/plan")(plan_route)
-
-
+@ROUTES.post("/paralleldit/plan")
 async def plan_route(request: web.Request) -> web.Response:
     """Answers a question in JSON, see `read_question` and `answer`. Answers 400 with a sentence for anything else."""
     try:

@@ -23,14 +23,9 @@ WAIT_SECONDS = 5.0  # for ComfyUI to accept the prompt
 POLL_SECONDS = 0.05
 
 
-def add_prompt_handler() -> None:
-    """Has ComfyUI call `start_ahead` with each prompt that it is sent."""
-    PromptServer.instance.add_on_prompt_handler(start_ahead)
-
-
 def start_ahead(asked: dict[str, Any]) -> dict[str, Any]:
-    """Starts a prompt's ranks in another thread, unless other prompts wait or run: these may need other ranks. Returns
-    what it is given."""
+    """ComfyUI calls it with each prompt that it is sent. Starts the prompt's ranks in another thread, unless other
+    prompts wait or run: these may need other ranks. Returns what it is given."""
     prompt, server = asked.get("prompt"), PromptServer.instance
     if isinstance(prompt, dict) and not server.prompt_queue.get_tasks_remaining():
         threading.Thread(target=start_ranks, args=(prompt,), name="paralleldit-queued", daemon=True).start()

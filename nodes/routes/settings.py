@@ -12,7 +12,6 @@ from dataclasses import fields
 from typing import Any
 
 from aiohttp import web
-from server import PromptServer
 
 from ...parallel_backend.device import Card
 from ...worker.settings import (
@@ -26,20 +25,14 @@ from ...worker.settings import (
 )
 from ...worker.wire.json_object import parse_object
 from ..workers.group import all_cards, change_settings, count_cores, list_outdated, settings, settings_file, split_cards
-from . import MAX_BODY
+from . import MAX_BODY, ROUTES
 from .control import refuse_foreign
 
 REFUSED, CONFLICT = 403, 409
 NAMES = {each.name for each in fields(Settings)}
 
 
-def add_settings_routes() -> None:
-    """Registers the routes with ComfyUI's server."""
-    routes = PromptServer.instance.routes
-    routes.get("/paralleldit/settings")(show)
-    routes.post("/paralleldit/settings")(change)
-
-
+@ROUTES.get("/paralleldit/settings")
 async def show(_request: web.Request) -> web.Response:
     """Answers with `describe`."""
     try:
@@ -48,6 +41,7 @@ async def show(_request: web.Request) -> web.Response:
         return web.Response(status=500, text=str(error))
 
 
+@ROUTES.post("/paralleldit/settings")
 async def change(request: web.Request) -> web.Response:
     """Takes new values by name, null for the default, and answers with `describe`. Changes all of them or none: then it
     answers with a sentence that says why."""

@@ -1,31 +1,24 @@
-"""GET /paralleldit/groups, /status, /error, /trace and /logs: show what the worker groups do and did. Read-only."""
+"""GET /paralleldit/groups, /status, /error, /trace and /logs: show what the worker groups do and did. Read-only.
+
+A query `group=N` names the group, the first by default.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 from aiohttp import web
-from server import PromptServer
 
 from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
 from ...worker.launch.logs import log_path, tail
 from ...worker.settings import SettingsError
 from ..workers.group import GROUPS, device_count, device_type, list_groups, worker_group
+from . import ROUTES
 
 DEFAULT_LINES = 200
 MAX_LINES = 5000
 TRACE_HEADERS = {"Content-Disposition": 'attachment; filename="paralleldit-trace.json"'}
-
-
-def add_status_routes() -> None:
-    """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default."""
-    routes = PromptServer.instance.routes
-    routes.get("/paralleldit/groups")(groups)
-    routes.get("/paralleldit/status")(status)
-    routes.get("/paralleldit/error")(relative_error)
-    routes.get("/paralleldit/trace")(trace)
-    routes.get("/paralleldit/logs")(logs)
 
 
 def group_of(request: web.Request) -> WorkerGroup:
@@ -39,6 +32,7 @@ def group_of(request: web.Request) -> WorkerGroup:
         raise web.HTTPInternalServerError(text=str(error)) from error
 
 
+@ROUTES.get("/paralleldit/groups")
 async def groups(_request: web.Request) -> web.Response:
     """Returns all groups with their last runs, and the devices of an automatic plan. A page begins with this, and then
     gets events."""
@@ -54,11 +48,13 @@ async def groups(_request: web.Request) -> web.Response:
     return web.json_response({"groups": found, "device": device, "devices": devices})
 
 
+@ROUTES.get("/paralleldit/status")
 async def status(request: web.Request) -> web.Response:
     """Returns the group's state, its process ids, and the loaded models."""
     return web.json_response(await asyncio.to_thread(group_of(request).status))
 
 
+@ROUTES.get("/paralleldit/error")
 async def relative_error(request: web.Request) -> web.Response:
     """Returns the relative error of one run's latents against an exact one's, as `error`; null if it is not known. The
     queries `run` and `exact` are their ids."""
@@ -69,6 +65,7 @@ async def relative_error(request: web.Request) -> web.Response:
     return web.json_response({"error": group_of(request).runs.relative_error(run, exact)})
 
 
+@ROUTES.get("/paralleldit/trace")
 async def trace(request: web.Request) -> web.Response:
     """Returns every rank's last requests, steps and communication as a Perfetto file; 409 while a job runs."""
     try:
@@ -80,6 +77,7 @@ async def trace(request: web.Request) -> web.Response:
     return web.Response(body=body, content_type="application/json", headers=TRACE_HEADERS)
 
 
+@ROUTES.get("/paralleldit/logs")
 async def logs(request: web.Request) -> web.Response:
     """Returns the last `lines` lines of the log of `rank`, as text."""
     try:

@@ -11,7 +11,7 @@ FOLDERS = ("demo", "nodes", "parallel_backend", "worker")
 # Methods that others call, by their names.
 BY_COMFYUI = {
     *("on_load", "get_node_list", "define_schema", "fingerprint_inputs", "validate_inputs"),
-    *("deepclone_multigpu", "quantize", "state_dict_tensors", "extra_conds"),
+    *("deepclone_multigpu", "quantize", "state_dict_tensors", "extra_conds", "plan_route"),
 }
 BY_DIFFUSERS = {
     *("initialize_hook", "pre_forward", "new_forward", "post_forward"),

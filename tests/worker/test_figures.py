@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -17,6 +21,8 @@ import torch.distributed as dist
 
 from parallel_backend.groups.timeline import Timeline
 from tests.support.group.direct_group import wait_until
+from tests.support.group.one_rank import close_server
+from worker.host import control_client
 from worker.host.control_client import ControlClient
 from worker.rank.agreement import Control
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
@@ -83,7 +89,7 @@ class Rank:
         assert group
         self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
-        (self.server,) = serve_links(lambda question: self.executor.answer(question), dist.HashStore())
+        (self.server,) = serve_links(lambda question: self.executor.answer(question), Future(), dist.HashStore())
         self.folder = folder
 
     def start(self) -> None:
@@ -109,7 +115,7 @@ def rank(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     yield rank
     rank.heartbeat.on_beat = Mock(side_effect=SystemExit)  # which ends a thread without a word
     rank.control.close()
-    rank.server.close()
+    close_server(rank.server)
     for thread in (rank.heartbeat, rank.server):
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -125,6 +131,16 @@ def test_a_rank_that_waits_in_an_allocation_beats_and_answers(rank: Rank, alloca
     allocator.is_allocating = False
     assert not allocator.asked, "they waited for the allocator, and so did all of Python"
     assert told["memory"][0]["accelerator"] == 2 * GB
+
+
+def test_half_an_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "PART_SECONDS", 1)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(control_client, "connect_to", lambda *_: Connection(ours.detach()))
+    client = ControlClient(tmp_path, TOKEN_OF_TEST)
+    theirs.sendall(struct.pack("!i", 20_000) + b"{")
+    with pytest.raises(ConnectionError, match="broken"):
+        client.ask({"op": "status"}, PATIENCE)
 
 
 def test_a_lack_of_memory_for_one_answer_leaves_the_next_one_its_answer(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -75,7 +76,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.board, self.store = Board(2), dist.HashStore()
-        self.server = serve_links(self.board.hear, self.store)[-1]
+        self.server = serve_links(self.board.hear, Future(), self.store)[-1]
         self.link = HeartbeatLink(self.store)
 
 

@@ -43,13 +43,14 @@ CASES = {
     "aborted, wrong": ([ABORTED, WRONG], 1, "failed: ValueError: wrong", False),
     "wrong": ([ENDED, CUT_OFF, WRONG], 2, "failed: ValueError: wrong", False),
     "lost alone": ([ENDED, CUT_OFF], 1, LOST, True),
+    "killed by a real-time signal": ([failure(-int(signal.SIGRTMIN) - 1)], 0, "was killed by signal", False),
     "the first": ([KILLED_LATER, KILLED], 1, "was killed by SIGKILL", False),
 }
 
 
 @pytest.mark.parametrize(("failures", "rank", "said", "lost"), CASES.values(), ids=CASES)
 def test_the_root_cause_is_no_consequence(failures: list[SimpleNamespace], rank: int, said: str, lost: bool) -> None:
-    named, reason, is_lost = find_root_cause(dict(enumerate(failures)))
+    reason, named, is_lost = find_root_cause(dict(enumerate(failures)))
     assert named == rank and said in reason.cause and is_lost == lost
 
 

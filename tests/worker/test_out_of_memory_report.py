@@ -9,7 +9,7 @@ import torch
 
 from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_memory, reasons
 from worker.rank.memory.device_memory import DeviceMemory, asked
-from worker.rank.memory.out_of_memory import OutOfMemoryReport
+from worker.rank.memory.out_of_memory import explain_lack
 from worker.wire.operations import CALL, LOAD, VAE, Operation
 
 GB = 10**9
@@ -21,7 +21,7 @@ def report(operation: Operation = CALL, weights: int = 0, needed: int = 0, room:
     empty = DeviceMemory(room * GB, held * GB, (room - held) * GB)
     full = DeviceMemory(room * GB, room * GB - GB, GB)
     missing = needed - (room - held - 1)
-    return str(OutOfMemoryReport(1, operation, missing * GB, full, empty, weights * GB, **more).explanation)
+    return str(explain_lack(1, operation, missing * GB, full, empty, weights * GB, **more))
 
 
 def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
@@ -46,7 +46,7 @@ def test_what_helps_is_advised(asked_for: dict, says: str) -> None:
 
 def test_memory_of_other_processes_is_pointed_to() -> None:
     empty, full = DeviceMemory(24 * GB, 4 * GB, 8 * GB), DeviceMemory(24 * GB, 11 * GB, 1 * GB)
-    assert "Other processes use 12.0 GB of this memory" in str(OutOfMemoryReport(0, VAE, GB, full, empty).explanation)
+    assert "Other processes use 12.0 GB of this memory" in str(explain_lack(0, VAE, GB, full, empty))
 
 
 def test_the_size_that_an_allocation_was_to_have_is_read_from_the_devices_own_words() -> None:

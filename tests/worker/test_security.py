@@ -8,88 +8,100 @@ import os
 import socket
 import stat
 import struct
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from multiprocessing import AuthenticationError
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import ModelFileError
 from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
+from tests.support.group.one_rank import OneRank, close_server
 from tests.support.programs import run_apart
+from worker.rank.channels.heartbeat_link import MAX_BYTES, serve_links
 from worker.wire import handshake
-from worker.wire.endpoint import HELLO_BYTES, Endpoint, connect
 from worker.wire.handshake import MAX_STRANGERS, connect_to
-from worker.wire.private_folder import FOLDER, TOKEN, short_path
-from worker.wire.protocol import VERSION, decode, encode, receive_frame, send_pieces
+from worker.wire.job_channel import HostChannel, RankChannel, ask_for_channel
+from worker.wire.private_folder import CONTROL, FOLDER, TOKEN, short_path
+from worker.wire.protocol import MAGIC, PREFIX, VERSION
 
 SOON = 5.0  # seconds; for what takes milliseconds, on a machine that does other things too
 
 
+TOKEN_OF_TEST = "a" * 64
+
+
+class Door:
+    """Rank 0's socket in this process, at a path that is too long for an address. job: of ComfyUI's channel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / CONTROL
+        self.job: Future[socket.socket] = Future()
+        (self.server,) = serve_links(lambda _question: {"error": "unknown"}, self.job, dist.HashStore())
+
+
 @pytest.fixture
-def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    """One that listens, at a path that is too long for an address. Its environment is this process's."""
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes this process rank 0 of this folder's group."""
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    endpoint = Endpoint(folder)
-    monkeypatch.setenv(FOLDER, str(folder))
-    monkeypatch.setenv(TOKEN, endpoint.token)
-    yield endpoint
-    endpoint.close()
-    if endpoint.channel:
-        endpoint.channel.close()
+    for name, value in {FOLDER: str(folder), TOKEN: TOKEN_OF_TEST, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return folder
 
 
-def knock(endpoint: Endpoint) -> socket.socket:
+@pytest.fixture
+def door(environment: Path) -> Iterator[Door]:
+    door = Door(environment)
+    yield door
+    close_server(door.server)
+    if door.job.done():
+        door.job.result().close()
+
+
+def knock(door: Door) -> socket.socket:
     """A connection that has said nothing yet."""
     connection = socket.socket(socket.AF_UNIX)
-    with short_path(endpoint.path) as address:
+    with short_path(door.path) as address:
         connection.connect(address)
     return connection
 
 
-def connect_rank(endpoint: Endpoint) -> float:
-    """Connects the job channel from another thread, and returns how many seconds it took until it was there."""
-    connected: list[socket.socket] = []
-    rank = threading.Thread(target=lambda: connected.append(connect()))
+def connect_comfyui(door: Door) -> float:
+    """Connects the job channel, and returns how many seconds it took until it was there."""
     began = time.monotonic()
-    rank.start()
-    while not endpoint.accept(0.05):
-        assert time.monotonic() - began < 30
+    host = HostChannel(ask_for_channel(door.path, TOKEN_OF_TEST), None)
+    rank = RankChannel(door.job.result(30), None)
     seconds = time.monotonic() - began
-    rank.join()
-    send_pieces(endpoint.channel, encode({"for": "job"}))
-    assert decode(receive_frame(connected[0]))[0] == {"for": "job"}
-    connected[0].close()
+    rank.send({"for": "job"})
+    assert host.receive() == ({"for": "job"}, {})
+    host.close()
     return seconds
 
 
-def test_the_socket_is_its_owners_alone_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_is_its_owners_alone_from_the_first_moment(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     born: list[int] = []
+
+    def look(self: socket.socket, *given: Any) -> None:
+        born.append(os.stat(environment / CONTROL).st_mode)
+        listen(self, *given)
+
     listen = socket.socket.listen
-    look = lambda self, *given: (born.append(os.stat(tmp_path / "socket").st_mode), listen(self, *given))  # noqa: E731
     monkeypatch.setattr(socket.socket, "listen", look)
     before = os.umask(0)
     try:
-        Endpoint(tmp_path).close()
+        close_server(Door(environment).server)
     finally:
         os.umask(before)
     assert [stat.S_IMODE(mode) for mode in born] == [0o600]
-
-
-def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
-    late = knock(endpoint)
-    connect_rank(endpoint)
-    endpoint.close()
-    with pytest.raises(OSError):
-        knock(endpoint)
-    assert not endpoint.path.exists()
-    read_to_the_end(late)
 
 
 def read_to_the_end(stranger: socket.socket) -> None:
@@ -112,47 +124,46 @@ JUNK = {
 
 
 @pytest.mark.parametrize("said", JUNK.values(), ids=JUNK)
-def test_who_is_no_rank_holds_up_nobody(said: bytes, endpoint: Endpoint) -> None:
-    strangers = [knock(endpoint) for _ in range(3)]
+def test_who_is_no_rank_holds_up_nobody(said: bytes, door: Door) -> None:
+    strangers = [knock(door) for _ in range(3)]
     for stranger in strangers:
         stranger.sendall(said)
-    assert not endpoint.accept(0.05)
-    assert connect_rank(endpoint) < SOON
+    time.sleep(0.05)
+    assert not door.job.done()
+    assert connect_comfyui(door) < SOON
     for stranger in strangers:
         stranger.close()
 
 
-def test_who_resets_the_connection_holds_up_nobody(endpoint: Endpoint) -> None:
+def test_who_resets_the_connection_holds_up_nobody(door: Door) -> None:
     for _ in range(3):
-        stranger = knock(endpoint)
+        stranger = knock(door)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         stranger.close()
-    assert connect_rank(endpoint) < SOON
+    assert connect_comfyui(door) < SOON
 
 
-def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
+def test_a_crowd_holds_up_nobody_and_is_not_kept(door: Door) -> None:
     strangers = []
     for _ in range(4):
-        strangers += [knock(endpoint) for _ in range(MAX_STRANGERS // 2)]
-        endpoint.accept(0.1)
-        assert len(endpoint.server.strangers) <= MAX_STRANGERS
-    assert connect_rank(endpoint) < SOON
+        strangers += [knock(door) for _ in range(MAX_STRANGERS // 2)]
+        time.sleep(0.1)
+        assert len(door.server.strangers) <= MAX_STRANGERS
+    assert connect_comfyui(door) < SOON
     for stranger in strangers:
         stranger.close()
 
 
-def test_silence_is_not_waited_for(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PATIENCE_SECONDS", 1)
-    with knock(endpoint) as stranger:
+    with knock(door) as stranger:
         read_to_the_end(stranger)
-    assert not endpoint.server.strangers
+    assert not door.server.strangers
 
 
-def test_a_handshake_that_comes_byte_by_byte_is_not_waited_for(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handshake_that_comes_byte_by_byte_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PATIENCE_SECONDS", 1)
-    with knock(endpoint) as stranger:
+    with knock(door) as stranger:
         stranger.sendall(SIZE.pack(200))
         for _ in range(int(SOON / 0.1)):
             time.sleep(0.1)
@@ -162,50 +173,61 @@ def test_a_handshake_that_comes_byte_by_byte_is_not_waited_for(
                 break
         else:
             pytest.fail("the server still reads")
-    assert not endpoint.server.strangers
+    assert not door.server.strangers
 
 
-@pytest.mark.parametrize("hello", [b"[" * HELLO_BYTES, b" " * 2 * HELLO_BYTES, b"{}", b'{"channel": "other"}'])
-def test_nonsense_behind_the_handshake_takes_no_channel(hello: bytes, endpoint: Endpoint) -> None:
-    with connect_to(endpoint.path) as link:
-        link.send_bytes(hello)
+@pytest.mark.parametrize("said", [b"[" * MAX_BYTES, b" " * 2 * MAX_BYTES, b"[]", b"{"], ids=lambda said: said[:2])
+def test_nonsense_behind_the_handshake_takes_no_channel(said: bytes, door: Door) -> None:
+    with connect_to(door.path) as link:
         with pytest.raises((EOFError, ConnectionError)):
+            link.send_bytes(said)
             link.recv_bytes()
-    assert connect_rank(endpoint) < SOON
+    assert connect_comfyui(door) < SOON
 
 
-def test_a_wrong_token_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN, "0" * 64)
-    with pytest.raises(ConnectionError, match="digest"):
-        connect()
-    assert not endpoint.channel
+@pytest.mark.parametrize("said", [b"{}", b'{"op": "other"}', b'{"op": "job", "more": 1}'])
+def test_another_question_takes_no_channel(said: bytes, door: Door) -> None:
+    with connect_to(door.path) as link:
+        link.send_bytes(said)
+        assert json.loads(link.recv_bytes()) == {"error": "unknown"}
+    assert not door.job.done()
 
 
-def test_the_channel_is_taken_once(endpoint: Endpoint) -> None:
-    first = connect()
-    with pytest.raises(ConnectionError, match="cannot be reached"):
-        connect()
-    send_pieces(endpoint.channel, encode({"hello": "first"}))
-    assert decode(receive_frame(first))[0] == {"hello": "first"}
-    first.close()
+def test_another_machine_takes_no_channel(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could know the token, which travels in clear text."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    between = serve_links(lambda _question: {"error": "unknown"}, door.job, dist.HashStore())[-1]
+    with connect_to(between.listener.getsockname()) as link:
+        link.send_bytes(b'{"op": "job"}')
+        assert json.loads(link.recv_bytes()) == {"error": "unknown"}
+    close_server(between)
+    assert not door.job.done()
 
 
-def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
-    newer = (
-        "import worker.wire.protocol as protocol; protocol.VERSION += 1\n"
-        "from worker.wire.endpoint import connect; connect()"
-    )
-    rank = subprocess.Popen(
-        [sys.executable, "-c", newer], cwd=REPOSITORY, env=os.environ, stderr=subprocess.PIPE, text=True
-    )
+def test_a_wrong_token_is_refused(door: Door) -> None:
+    with pytest.raises(AuthenticationError, match="digest"):
+        ask_for_channel(door.path, "0" * 64)
+    assert not door.job.done()
+
+
+def test_the_channel_is_taken_once(door: Door) -> None:
+    first, late = (ask_for_channel(door.path, TOKEN_OF_TEST) for _ in range(2))
+    with pytest.raises(ConnectionError, match="closed"):
+        HostChannel(late, None).receive()
+    RankChannel(door.job.result(SOON), None).send({"hello": "first"})
+    assert HostChannel(first, None).receive() == ({"hello": "first"}, {})
+
+
+def test_other_versions_are_told_so_on_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=f"speaks version {VERSION + 1} of .* and this one {VERSION}"):
+        OneRank(tmp_path, version=VERSION + 1)
+    comfyui, rank = socket.socketpair()
+    rank.sendall(PREFIX.pack(MAGIC, VERSION + 1, 2, 0) + b"{}")
     with pytest.raises(
         RuntimeError, match=rf"speaks version {VERSION + 1} .* and this one {VERSION}, .*\n\nRestart ComfyUI"
     ):
-        while not endpoint.accept(0.1):
-            assert rank.poll() is None, rank.stderr.read()
-    _, said = rank.communicate(timeout=30)
-    assert rank.returncode
-    assert f"speaks version {VERSION} of ParallelDiT's protocol and this one {VERSION + 1}" in said
+        HostChannel(comfyui, None).receive()
 
 
 @pytest.mark.parametrize(

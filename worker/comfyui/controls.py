@@ -17,9 +17,9 @@ NETWORK, GIVEN, STRENGTH, PREVIOUS = "network", "given", "strength", "previous"
 # step's.
 RANGE, CHANNELS = "range", "channels"
 LATENTS, TIMESTEPS = "x", "timesteps"
-# The paths of tensors that change with each call of a model, see `pack_call`: its own arguments, the noise level among
-# its options, what ControlNets return, and what their networks get of the step. Those of nodes' objects are sent only
-# when they change. All other tensors may have been sent before.
+# The paths of tensors that change with each call of a model, see `WorkerGroup.call`: its own arguments, the noise level
+# among its options, what ControlNets return, and what their networks get of the step. Those of nodes' objects are sent
+# only when they change. All other tensors may have been sent before.
 OF_ALL_STEPS = rf"(?:{PREVIOUS}\.)*{GIVEN}\.(?!(?:{LATENTS}|{TIMESTEPS})$)"
 OF_A_CALL = rf"{OPTIONS}\.(?:{LEVEL}$|{GRAPH}\.)|{CONTROL}\.(?!{OF_ALL_STEPS})"
 NEW_EACH_CALL = re.compile(rf"\w+\.\d+\.(?:args|kwargs\.(?:{OF_A_CALL}))")

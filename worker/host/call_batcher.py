@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ..wire.tensors import Tensors
-from ..wire.tree import pack_call
+from ..wire.tree import pack
 from .known_state import find_equal
 
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ class BatchedCall(NamedTuple):
         """Whether both calls have equal values. Raises UnsendableError."""
         mine: Tensors = {}
         others: Tensors = {}
-        if pack_call(self[:2], "", mine) != pack_call(other[:2], "", others):
+        if pack(self[:2], "", mine) != pack(other[:2], "", others):
             return False
         return all(find_equal([(mine[path], others[path]) for path in mine]))
 

@@ -16,7 +16,7 @@ from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
-from ..wire.tree import PREDICTION, Arguments, pack, pack_call
+from ..wire.tree import PREDICTION, Arguments, pack
 from .known_state import KnownState, SentConditions
 from .session import Check, OnStep
 from .supervision import Setup, Supervisor
@@ -108,7 +108,10 @@ class WorkerGroup(Supervisor):
         """
         tensors: Tensors = {}
         name = ops.FORWARD if method in ops.ENTRIES else method
-        packed = [pack_call(call, f"{name}.{place}", tensors) for place, call in enumerate(calls)]
+        packed = [
+            pack({"args": (*args,), "kwargs": {**kwargs}}, f"{name}.{place}", tensors)
+            for place, (args, kwargs) in enumerate(calls)
+        ]
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)

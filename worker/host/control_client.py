@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -15,6 +18,8 @@ from ..wire.json_object import to_bytes
 from ..wire.private_folder import CONTROL
 from ..wire.protocol import Header
 
+PART_SECONDS = 120  # the longest wait within an answer: a long one comes in two parts, and rank 0 may stop between them
+
 
 class ControlClient:
     """Rank 0 answers each message in turn. Answers that nobody waits for are dropped. Any thread may use it."""
@@ -25,6 +30,8 @@ class ControlClient:
             self.link = connect_to(folder / CONTROL, token)
         except BROKEN_LINK as error:
             raise ConnectionClosed(f"Rank 0 cannot be reached: {error}.") from error
+        with socket.socket(fileno=os.dup(self.link.fileno())) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PART_SECONDS, 0))
         self.asking = threading.Lock()
         self.sending = threading.Lock()
         self.unanswered: deque[object] = deque()

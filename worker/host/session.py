@@ -6,11 +6,12 @@ import json
 import logging
 import math
 import os
-import selectors
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from ..launch.logs import collect_stacks
 from ..launch.process import WorkerProcess, explain_silence, is_alive
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
-from ..wire.endpoint import Endpoint
-from ..wire.job_channel import FRAMES, FrameMemory, HostChannel
+from ..wire.handshake import BROKEN_LINK
+from ..wire.job_channel import FRAMES, FrameMemory, HostChannel, ask_for_channel
 from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
-from ..wire.private_folder import EXPECTED, STORE, TOKEN, is_only_ours
-from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header, ProtocolError, encode
+from ..wire.private_folder import CONTROL, EXPECTED, PROTOCOL, STORE, TOKEN, is_only_ours
+from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, VERSION, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState, SentConditions
@@ -75,34 +76,28 @@ class Session:
             if not is_only_ours(folder):  # a cleaner has removed ours, and somebody has made this
                 raise PermissionError(f"others can write to its folder {folder}")
             (folder / STORE).unlink(missing_ok=True)  # of the last session
-            endpoint = Endpoint(folder)
-            try:
-                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                memory = FrameMemory.create()
-                own = {TOKEN: endpoint.token, FRAMES: memory.address, EXPECTED: json.dumps(source)}
-                environment = {**os.environ, **here, **own}
-                self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
-                connection = self._await_ranks(endpoint, check)
-            finally:
-                endpoint.close()
+            here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
+            memory, token = FrameMemory.create(), secrets.token_hex(32)
+            own = {TOKEN: token, FRAMES: memory.address, EXPECTED: json.dumps(source), PROTOCOL: str(VERSION)}
+            environment = {**os.environ, **here, **own}
+            self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
+            self.job_channel = self._await_ranks(token, memory, check)
         except (OSError, ProtocolError) as error:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
             raise WorkerGroupError(*said) from error
-        self.job_channel = HostChannel(connection, memory if endpoint.hello.get("has_memory") else None)
-        self.incoming = selectors.DefaultSelector()
-        self.incoming.register(self.job_channel.connection, selectors.EVENT_READ)
         self.answered = time.monotonic()  # when rank 0 last did
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
-    def _await_ranks(self, endpoint: Endpoint, check: Check) -> socket.socket:
-        """Connects the control channel once the job channel is there, and returns the latter."""
-        deadline = time.monotonic() + self.settings.start_seconds
+    def _await_ranks(self, token: str, memory: FrameMemory, check: Check) -> HostChannel:
+        """Connects both channels, and returns the job channel once rank 0 has said its first words there."""
+        deadline, said = time.monotonic() + self.settings.start_seconds, None
+        connection: socket.socket | None = None
         try:
-            while not endpoint.accept(POLL_SECONDS) or endpoint.channel is None:
+            while connection is None or said is None:
                 check()
                 if self.process.exited.is_set():
-                    reason = self.process.reason().because("The worker group did not start. ")
+                    reason = self.process.failure().reason.because("The worker group did not start. ")
                     raise WorkerGroupError(*reason)
                 if time.monotonic() > deadline:
                     raise WorkerGroupError(
@@ -110,8 +105,15 @@ class Session:
                         "If it only needs longer, raise start_seconds in the settings.",
                         self.process.log_tail(),
                     )
-            self.control = ControlClient(self.process.folder, endpoint.token)
-            return endpoint.channel
+                try:
+                    connection = connection or ask_for_channel(self.process.folder / CONTROL, token)
+                    if wait([connection], POLL_SECONDS):
+                        said, _ = HostChannel(connection, None).receive()
+                except BROKEN_LINK:  # it does not listen yet, or has ended
+                    connection = None
+                    time.sleep(POLL_SECONDS)
+            self.control = ControlClient(self.process.folder, token)
+            return HostChannel(connection, memory if said["has_memory"] else None)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self.process.stop()
             raise
@@ -130,7 +132,7 @@ class Session:
                 if not reason and not self._await_report():
                     reason = self._who_has_gone()
                 self.process.stop()
-                self.end_reason = reason or self.process.reason()
+                self.end_reason = reason or self.process.failure().reason
         return self.end_reason
 
     def _await_report(self) -> bool:
@@ -155,7 +157,6 @@ class Session:
     def close(self) -> None:
         """Ends the session and closes its sockets. Only the thread that makes its requests may call this."""
         self.end(WAS_STOPPED)
-        self.incoming.close()
         self.job_channel.close()
         self.control.close()
 
@@ -192,7 +193,10 @@ class Session:
             raise self._ended(error) from error
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self.given_up = True
-            self.cancel(self.last_id)
+            try:
+                self.control.order({"op": "cancel", "job": self.last_id})
+            except ConnectionError:
+                logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
             raise
         self._end_request(reply)
         return reply, results
@@ -246,38 +250,28 @@ class Session:
     def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
         """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it
         came."""
-        while not self.incoming.select(POLL_SECONDS):
+        while not wait([self.job_channel.connection], POLL_SECONDS):
             check()
             if time.monotonic() > deadline:
                 return False
         return True
 
-    def cancel(self, job: int) -> None:
-        """Cancels a request at its next step. Does not wait for the answer."""
-        try:
-            self.control.order({"op": "cancel", "job": job})
-        except ConnectionError:
-            logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
-
     def check_progress(self, status: Header) -> None:
-        """Ends the session if no rank has moved for too long in a request. status: the ranks'."""
+        """Ends the session if no rank has moved for too long in a request. The error has the Python stacks of those on
+        this machine. status: the ranks'."""
         if not self.operation:
             return
         runs_model = self.operation in (CALL.name, SAMPLE.name)
         bound = STILL_SECONDS[status["exchanges"] if runs_model else ONCE if self.ranks > 1 else NEVER]
         if min(status["still"], time.monotonic() - self.began) > bound:
-            self.end_stuck(f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck.")
-
-    def end_stuck(self, reason: str) -> None:
-        """Ends the session because its ranks wait for something that does not come. The error has the Python stacks of
-        those on this machine."""
-        details = collect_stacks(self.process.folder, self._pids_here())
-        advice = "Queue the prompt again. If it happens again, report it with the details."
-        self.end(Explanation(reason, advice, details))
+            reason = f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck."
+            advice = "Queue the prompt again. If it happens again, report it with the details."
+            self.end(Explanation(reason, advice, collect_stacks(self.process.folder, self._pids_here())))
 
     def check_life(self) -> None:
         """Ends the session if a rank has been silent for too long."""
-        patience = allowed_silence(self.operation, self.settings.silence_seconds)
+        running = OPERATIONS.get(self.operation or "")
+        patience = self.settings.silence_seconds * (LOADING_TIMES if running and running.moves_weights else 1)
         try:
             status = self.control.ask({"op": "status"}, patience / 2)
         except TimeoutError:
@@ -319,9 +313,3 @@ class Session:
             if rank == 0:  # which collects the beats of the others
                 return {}
         return dead
-
-
-def allowed_silence(operation: str | None, seconds: float) -> float:
-    """Returns how long a rank may be silent during this operation. seconds: the limit when no weights move."""
-    running = OPERATIONS.get(operation or "")
-    return seconds * LOADING_TIMES if running and running.moves_weights else seconds

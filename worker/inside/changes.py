@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,15 +28,11 @@ MISSING = object()
 def apply_changes(model: torch.nn.Module, changes: Sequence[Sequence[Any]]) -> Iterator[None]:
     """While entered, the model has these changes. Each has a kind, an owner, a key, whether the value is there, and the
     value. A hook has its module, whether it gets keywords, and the function. An object patch has its path and value."""
-    undo = []
-    try:
+    with ExitStack() as undo:
         for kind, *change in changes:
             apply = {HOOK_BEFORE: add_hook, HOOK_AFTER: add_hook, OBJECT_PATCH: set_path}.get(kind, set_value)
-            undo.append(apply(kind, model, *change))
+            undo.callback(apply(kind, model, *change))
         yield
-    finally:
-        for take_back in reversed(undo):
-            take_back()
 
 
 # Each of these makes a change, and returns what takes it back.

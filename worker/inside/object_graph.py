@@ -12,6 +12,7 @@ import collections
 import copy
 import functools
 import json
+import types
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ OF_PATCHERS = (
 )
 MODEL = "model"  # of a patcher
 OF_MODULES = vars(torch.nn.Module())  # what each module has from the start, such as dicts for hooks
+CONTENTS = "cell_contents"  # of a cell
 OF_FUNCTIONS = ("__defaults__", "__kwdefaults__")
 # Values that cannot change, by their tag: the class, what such a value is made from, and what makes it.
 VALUES: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -84,17 +86,12 @@ def refs_in(encoded: Encoded) -> set[str]:
 
 def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> None:
     """Sets a slot of an object, or removes it."""
-    if kind == tags.CELL:
-        if present:
-            target.cell_contents = value
-        else:
-            del target.cell_contents
-    elif kind == tags.LIST:
+    if kind == tags.LIST:
         target[:] = value
     elif kind == tags.SET:
         target.clear()
         target.update(value)
-    elif kind in (tags.NAMESPACE, tags.FUNCTION):
+    elif kind in (tags.CELL, tags.NAMESPACE, tags.FUNCTION):
         setattr(target, key, value) if present else delattr(target, key)
     else:
         slots = target if kind == tags.DICT else vars(target)
@@ -108,10 +105,7 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
 
 def slots_of(target: Any, kind: str) -> dict[Any, Any]:
     if kind == tags.CELL:
-        try:
-            return {tags.ONLY_SLOT: target.cell_contents}
-        except ValueError:
-            return {}
+        return {CONTENTS: target.cell_contents} if target != types.CellType() else {}
     if kind in (tags.LIST, tags.SET):
         return {tags.ONLY_SLOT: list(target) if kind == tags.LIST else sorted(target, key=repr)}
     if kind == tags.TENSOR:

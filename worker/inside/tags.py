@@ -11,6 +11,6 @@ REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named
 EMPTY_CLASS = "empty class"  # made in a function, of its bases
 METHOD, NAMED_TUPLE, DEVICE, MEMBER = "method", "named tuple", "device", "member"
 PART_METHOD, CLASS_METHOD = "part method", "class method"  # of a part: as it is now; as its class has it
-ONLY_SLOT = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
+ONLY_SLOT = "whole"  # the key of the only slot of a list, a set and a tensor
 PAGE = "page"  # of a weight of a network: the file that has it, and its name there
 NEW, SLOTS, GONE = "new", "slots", "gone"  # fields of a change

@@ -27,7 +27,7 @@ from ..wire.private_folder import TOKEN
 from .forks import ForkedRank, fork_ranks, start_forked
 from .imports import pause_garbage_collector
 from .lifetime import die_with_parent
-from .process import Report
+from .process import Failure, signal_name
 from .rendezvous import Rendezvous
 from .torchrun import DEVICE, Machines
 
@@ -46,13 +46,12 @@ ROOT_CAUSE_SECONDS = 2.0  # time for this machine to find its own failure, if an
 def main() -> None:
     die_with_parent()
     options = parse()
-    report = Report(options.folder)
     ranks = fork_ranks(options.ranks, RANK)
     try:
-        place, listener = open_group(options, report)
-        run_torchrun(options, place, listener, report, ranks)
+        place, listener = open_group(options)
+        run_torchrun(options, place, listener, ranks)
     except WorkerGroupError as error:
-        report.write(error.explanation)
+        Failure(error.explanation).write(options.folder)
         raise SystemExit(str(error)) from error
     finally:
         for rank in ranks:  # one that still waits would be waited for
@@ -72,7 +71,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], socket.socket | None]:
+def open_group(options: argparse.Namespace) -> tuple[list[str], socket.socket | None]:
     """Returns torchrun's rendezvous arguments, and on the first of several machines the socket of the store.
 
     The first of several machines waits here for the others. Raises WorkerGroupError.
@@ -94,7 +93,7 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
         if of_another:
             time.sleep(ROOT_CAUSE_SECONDS)
         try:
-            report.write(reason)
+            Failure(reason).write(options.folder)
         finally:
             os._exit(1)  # the kernel ends the ranks with this process
 
@@ -124,11 +123,7 @@ def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
 
 
 def run_torchrun(
-    options: argparse.Namespace,
-    place: list[str],
-    listener: socket.socket | None,
-    report: Report,
-    ranks: list[ForkedRank],
+    options: argparse.Namespace, place: list[str], listener: socket.socket | None, ranks: list[ForkedRank]
 ) -> None:
     """Runs the ranks of this machine until they end. Raises if one of them fails. ranks: those already forked."""
     with pause_garbage_collector():
@@ -147,10 +142,10 @@ def run_torchrun(
                 f"--log-dir={options.folder / 'torchrun'}", "-m", RANK,
             ])  # fmt: skip
     except ChildFailedError as error:
-        rank, reason, lost_peer = find_root_cause(error.failures)
-        if lost_peer and options.machines:
+        failure = find_root_cause(error.failures)
+        if failure.of_another and options.machines:
             time.sleep(ROOT_CAUSE_SECONDS)  # another machine may have the cause, and then ends this process
-        report.write(reason, rank, lost_peer)
+        failure.write(options.folder)
         raise
     finally:
         del store
@@ -166,10 +161,9 @@ def open_store(listener: socket.socket) -> TCPStore:
     )
 
 
-def find_root_cause(failures: dict) -> tuple[int, Explanation, bool]:
-    """Finds the failure that brought the other ranks down.
-
-    Returns the rank, the reason with its traceback, and whether the reason may still be the end of another rank.
+def find_root_cause(failures: dict) -> Failure:
+    """Returns the failure that brought the other ranks down, with its traceback, and whether it may still be the end of
+    another rank.
 
     failures: rank to torch's ProcessFailure, whose time is in whole seconds. A lost connection, which may also abort a
     rank (SIGABRT), is a consequence: it counts as the cause only if nothing else failed. A rank that torchrun itself
@@ -186,15 +180,14 @@ def find_root_cause(failures: dict) -> tuple[int, Explanation, bool]:
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-        by = signal.Signals(-failure.exitcode)
-        reason = Explanation(f"Rank {rank} (process {failure.pid}) was killed by {by.name}.")
-        return rank, reason, by == signal.SIGABRT
+        reason = Explanation(f"Rank {rank} (process {failure.pid}) was killed by {signal_name(-failure.exitcode)}.")
+        return Failure(reason, rank, failure.exitcode == -signal.SIGABRT)
     details = failure.error_file_data.get("message", {}) if isinstance(failure.error_file_data, dict) else {}
     details = details if isinstance(details, dict) else {}
     trace = details.get("extraInfo", {}).get("py_callstack", "").strip().splitlines()[-TRACEBACK_LINES:]
     message = details.get("message") or f"exit code {failure.exitcode}"
     reason = Explanation(f"Rank {rank} (process {failure.pid}) failed: {message}", details="\n".join(trace))
-    return rank, reason, lost_peer(failure)
+    return Failure(reason, rank, lost_peer(failure))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import psutil
 
@@ -18,6 +19,7 @@ from ..errors import Explanation
 from .logs import log_path, tail
 from .torchrun import PACK
 
+FAILURE = "failure.json"  # in the folder of a process
 LOG_TAIL_LINES = 15
 # Of a process that gives no sign of life, and will give none.
 GONE = {
@@ -28,24 +30,19 @@ GONE = {
 GONE_SECONDS, POLL_SECONDS = 10.0, 0.02
 
 
-class Report:
-    """The reason of a failure, as a JSON file in which `worker.launch.agent` tells its starter why its part of a group
-    ended.
+class Failure(NamedTuple):
+    """Why a part of a group ended. `worker.launch.agent` tells its starter, by a file in JSON.
 
     rank: the rank of this machine that failed, if one did. of_another: the reason is only that a peer was lost, so the
     root cause is elsewhere.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "failure.json"
+    reason: Explanation
+    rank: int | None = None
+    of_another: bool = False
 
-    def write(self, reason: Explanation, rank: int | None = None, of_another: bool = False) -> None:
-        self.file.write_text(json.dumps({"reason": reason._asdict(), "rank": rank, "of_another": of_another}))
-
-    def read(self) -> dict[str, Any]:
-        """Raises OSError if there is no file, and ValueError if it is cut off."""
-        fields = json.loads(self.file.read_text())
-        return {**fields, "reason": Explanation(**fields["reason"])}
+    def write(self, folder: Path) -> None:
+        (folder / FAILURE).write_text(json.dumps({**self._asdict(), "reason": self.reason._asdict()}))
 
 
 class WorkerProcess:
@@ -61,20 +58,16 @@ class WorkerProcess:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(folder / "torchrun", ignore_errors=True)  # from the last start
-        self.report = Report(folder)
-        self.report.file.unlink(missing_ok=True)
+        (folder / FAILURE).unlink(missing_ok=True)
         self.command = command
         self.environment = dict(environment)
-        self.popen: subprocess.Popen[bytes]  # set once the process has started, unless `failure` is set
-        self.failure: OSError | None = None
+        self.popen: subprocess.Popen[bytes]  # set once the process has started
         self.exited = threading.Event()
-        started = threading.Event()
+        started = Future[None]()
         threading.Thread(target=self._keep, args=(started,), name="paralleldit-keeper", daemon=True).start()
-        started.wait()
-        if self.failure:
-            raise self.failure
+        started.result()
 
-    def _keep(self, started: threading.Event) -> None:
+    def _keep(self, started: Future[None]) -> None:
         try:
             with (self.folder / "torchrun.log").open("wb") as log:
                 self.popen = subprocess.Popen(
@@ -86,11 +79,10 @@ class WorkerProcess:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in ComfyUI's terminal is ComfyUI's to handle
                 )
-        except OSError as error:
-            self.failure = error
+        except Exception as error:
+            started.set_exception(error)
             return
-        finally:
-            started.set()
+        started.set_result(None)
         self.popen.wait()
         self.exited.set()
 
@@ -106,27 +98,21 @@ class WorkerProcess:
         while any(map(is_alive, ranks)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
-    def reason(self) -> Explanation:
+    def failure(self) -> Failure:
         """Tells why the group ended: the rank that failed first, with its signal or exception; else torchrun's end.
 
-        The details are the rank's traceback, if there is one, and the end of its log.
+        The reason's details are the rank's traceback, if there is one, and the end of its log.
         """
         try:
-            failed = self.report.read()
-        except (OSError, ValueError):  # nothing was written: the agent was killed, or the disk is full
+            fields = json.loads((self.folder / FAILURE).read_text())
+            failed = Failure(**{**fields, "reason": Explanation(**fields["reason"])})
+        except (OSError, ValueError):  # nothing was written, or in part: the agent was killed, or the disk is full
             code = self.popen.returncode
-            how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-            return Explanation(f"torchrun (process {self.popen.pid}) {how}.", details=self.log_tail())
-        reason = failed["reason"]
-        tail = "" if failed["rank"] is None else self.log_tail(failed["rank"])
-        return reason._replace(details="\n\n".join(filter(None, (reason.details, tail))))
-
-    def is_of_another(self) -> bool:
-        """Whether the reason is only that a peer was lost, see `Report`."""
-        try:
-            return self.report.read()["of_another"]
-        except (OSError, ValueError):  # the report could not be written
-            return False
+            how = f"was killed by {signal_name(-code)}" if code and code < 0 else f"ended with exit code {code}"
+            return Failure(Explanation(f"torchrun (process {self.popen.pid}) {how}.", details=self.log_tail()))
+        tail = "" if failed.rank is None else self.log_tail(failed.rank)
+        details = "\n\n".join(filter(None, (failed.reason.details, tail)))
+        return failed._replace(reason=failed.reason._replace(details=details))
 
     def log_tail(self, rank: int | None = None) -> str:
         """Returns the last lines of a rank's log, or of torchrun's; empty if there are none."""
@@ -135,12 +121,14 @@ class WorkerProcess:
         return f"The last lines of {path.name}:\n{lines}" if lines else ""
 
 
+def signal_name(number: int) -> str:
+    """Returns a signal's name. Real-time signals have none in Python."""
+    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process runs. A zombie does not: it has ended, and in a container may wait long to be reaped."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return explain_silence(pid) != GONE[psutil.STATUS_ZOMBIE]
 
 
 def explain_silence(pid: int) -> str:

@@ -7,7 +7,6 @@ from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from parallel_backend.device import name_of
 from parallel_backend.groups.collectives import gather_json
@@ -27,19 +26,14 @@ from .state import RankState
 from .step_watch import Emit
 
 
-def gather_places(state: RankState, group: dist.ProcessGroup) -> list[dict[str, Any]]:
-    """Returns every rank's process and device: pid, device number on its machine (None for a CPU), name, and outside:
-    the bytes of the card that were not the rank's own as it started, see `outside_bytes`."""
-    own = {"pid": os.getpid(), "index": state.device.index, "name": name_of(state.device), "outside": state.outside}
-    return gather_json(own, group)
-
-
 @dataclass(eq=False)
 class Executor:
     """Executes one request at a time. Another thread may call `answer`.
 
     control: the groups by which ranks agree. groups: for all other communication. emit: sends an event of the running
-    request to ComfyUI; called on rank 0 only. job: the running one.
+    request to ComfyUI; called on rank 0 only. job: the running one. places: every rank's process and device: pid,
+    device number on its machine (None for a CPU), name, and outside: the bytes of the card that were not the rank's own
+    as it started, see `outside_bytes`.
     """
 
     state: RankState
@@ -53,7 +47,9 @@ class Executor:
     def __post_init__(self, emit: Emit) -> None:
         self.handlers = Operations(self.state, self.timeline, emit).handlers()
         self.counts = dict.fromkeys(self.handlers, 0)
-        self.places = gather_places(self.state, self.control.everyone)
+        device, outside = self.state.device, self.state.outside
+        own = {"pid": os.getpid(), "index": device.index, "name": name_of(device), "outside": outside}
+        self.places: list[dict[str, Any]] = gather_json(own, self.control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises

@@ -29,7 +29,7 @@ from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
-from .memory.out_of_memory import OutOfMemoryReport
+from .memory.out_of_memory import explain_lack
 from .model.host_model import HostModel
 from .state import FIGURES_SECONDS, RankState
 
@@ -178,9 +178,8 @@ class Job:
         try:
             model = describe_model(self.operation, self.header, self.latents, self.state.model)
             others = sum(each.resident_bytes for each in self.state.aside)
-            return OutOfMemoryReport(
-                rank, self.operation, asked(lack), full, DeviceMemory.now(device), **model, others=others
-            ).explanation
+            empty = DeviceMemory.now(device)
+            return explain_lack(rank, self.operation, asked(lack), full, empty, **model, others=others)
         except Exception:
             logging.exception("the report of the lack of memory is incomplete")
             return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")
@@ -194,7 +193,7 @@ class Job:
 def describe_model(
     operation: Operation, header: Header, latents: torch.Size | None, model: HostModel | None
 ) -> dict[str, Any]:
-    """Returns what an OutOfMemoryReport says of a request's model: weights and tokens."""
+    """Returns what `explain_lack` says of a request's model: weights and tokens."""
     loads = operation is LOAD
     if operation.without_model or model is None:
         files = HostSource.from_json(header["source"]).files if loads else ()

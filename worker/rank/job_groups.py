@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -28,7 +29,6 @@ from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, most_
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
-SOCKETS = "/proc/self/fd"
 CPU = torch.device("cpu")
 
 Built = TypeVar("Built")
@@ -50,7 +50,7 @@ class JobGroups:
         self.worlds: dict[tuple[str, int], Axis] = {}  # by device type and rank count
         # By the ranks of each, and how many kernels run side by side, which limits each kernel's channels.
         self.replica_axes: dict[tuple[tuple[Communicator, ...], int], Axis] = {}
-        self.sockets: dict[int, str] = {}
+        self.sockets: set[tuple[Any, ...]] = set()  # gloo's, see `list_connections`
         self.lock = threading.Lock()
 
     def mesh_of(self, plan: ParallelPlan) -> Mesh:
@@ -117,7 +117,7 @@ class JobGroups:
         """Whether groups can be cut. gloo and xccl cannot abort. gloo's sockets can be shut down if the system lists
         them."""
         has_way = self.device.type == CPU.type or has_cuda(self.device)
-        return dist.get_world_size() == 1 or has_way and os.path.isdir(SOCKETS)
+        return dist.get_world_size() == 1 or has_way and psutil.LINUX
 
     def cut(self, job: int) -> None:
         """Ends all communication of this job, now and later, if it is the running job. Any thread may call this."""
@@ -128,10 +128,9 @@ class JobGroups:
             # All at a time, because one's abort may wait for another's kernel (pytorch #119797).
             with ThreadPoolExecutor(max(1, len(groups)), "paralleldit-abort") as pool:
                 list(pool.map(lambda group: group.abort(), groups))
-            for descriptor, name in self.sockets.items():
-                if read_socket_name(descriptor) == name:  # the descriptor was not closed and reused since
-                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                        connection.shutdown(socket.SHUT_RDWR)
+            for descriptor, *_ in self.sockets & list_connections():  # others were closed since
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()
 
     def check(self) -> None:
@@ -159,35 +158,19 @@ class JobGroups:
         return in_order([*worlds, *replicas, *(self.mesh.groups() if self.mesh else ())])
 
     def _build(self, device: torch.device, build: Callable[[], Built]) -> Built:
-        before = list_connected_sockets()
+        before = list_connections()
         try:
             built = build()
         except Exception as error:  # also a lack of memory
             raise GroupError(f"The ranks could not be connected: {error}") from error
         if device.type == CPU.type:
             with self.lock:
-                self.sockets |= {
-                    item: name for item, name in list_connected_sockets().items() if before.get(item) != name
-                }
+                self.sockets |= list_connections() - before
         return built
 
 
-def list_connected_sockets() -> dict[int, str]:
-    """Returns this process's descriptors of connected sockets, each with a name that identifies it; on Linux only."""
-    found = {}
-    for entry in os.listdir(SOCKETS) if os.path.isdir(SOCKETS) else ():
-        name = read_socket_name(int(entry))
-        if name:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as connection:
-                connection.getpeername()  # raises for a listening socket, whose shutdown gloo does not survive
-                found[int(entry)] = name
-    return found
-
-
-def read_socket_name(descriptor: int) -> str:
-    """Returns the socket's name; empty for any other file, or none."""
-    try:
-        name = os.readlink(f"{SOCKETS}/{descriptor}")
-    except OSError:
-        return ""
-    return name if name.startswith("socket:") else ""
+def list_connections() -> set[tuple[Any, ...]]:
+    """Returns this process's TCP connections: the descriptor and both addresses of each. Not a listening socket, whose
+    shutdown gloo does not survive."""
+    found = psutil.Process().net_connections("tcp") if psutil.LINUX else ()
+    return {(each.fd, each.laddr, each.raddr) for each in found if each.raddr}

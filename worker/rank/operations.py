@@ -29,7 +29,7 @@ from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import PREDICTION, unpack_call
+from ..wire.tree import PREDICTION, unpack
 from .agreement import DONE, REFUSED, Ended
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes, release_memory
@@ -130,9 +130,7 @@ class Operations:
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
         model, given = self.get_model(job), self.state.take_conditions(job.header, tensors)
-        calls = parse_field(
-            lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
-        )
+        calls = parse_field(lambda values: unpack_calls(values, given), job.header["calls"], "calls")
         if (method := job.header["method"]) in ops.ENTRIES:
             self.prepare_options(job, model, calls[0].kwargs)
             self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
@@ -332,6 +330,14 @@ class Operations:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
         self.unpark(job, model.parking)
         return model
+
+
+def unpack_calls(calls: Sequence[dict], tensors: Tensors) -> list[Call]:
+    """Raises ValueError, KeyError or TypeError if their description is malformed."""
+    found = [Call(**unpack(each, tensors)) for each in calls]
+    if not all(isinstance(args, tuple) and isinstance(kwargs, dict) for args, kwargs in found):
+        raise TypeError("a call has a tuple and a dict of arguments")
+    return found
 
 
 def take_state(job: Job, model: HostModel) -> Tensors:

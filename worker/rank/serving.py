@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -27,10 +28,9 @@ from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
 from ..launch.torchrun import DEVICE, is_one_machine, read_gpus
-from ..wire.endpoint import connect
 from ..wire.job_channel import RankChannel
-from ..wire.private_folder import EXPECTED, FOLDER, STORE
-from ..wire.protocol import Header, decode
+from ..wire.private_folder import EXPECTED, FOLDER, PROTOCOL, STORE
+from ..wire.protocol import Header, check_version, decode
 from ..wire.tensors import Tensors, UnsendableError
 from .agreement import REFUSED, Control, Outcome
 from .channels.heartbeat import Board, Heartbeat
@@ -102,13 +102,15 @@ def run() -> None:
 
     relay = FrameRelay(device)
     board = Board(world)
+    job: Future[socket.socket] = Future()
 
     def hear(message: Header) -> Header:
         """Hears on rank 0 a rank's beat, or ComfyUI's question, which comes once the job channel is there."""
         return board.hear(message) if "rank" in message else executor.answer(message)
 
     if rank == 0:
-        serve_links(hear, store)
+        check_version(int(os.environ.get(PROTOCOL, 0)))
+        serve_links(hear, job, store)
     dist.barrier(relay.group)  # the server listens
     ask = HeartbeatLink(store).ask if rank else board.hear
     heartbeat = Heartbeat(rank, board, ask, state.memory, lambda: timeline.moves, cut, log.rotate)
@@ -120,5 +122,7 @@ def run() -> None:
             channel.send(event, tensors)
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
-    channel = RankChannel(connect(relay.memory is not None), relay.memory) if rank == 0 else None
+    channel = RankChannel(job.result(), relay.memory) if rank == 0 else None
+    if channel:
+        channel.send({"has_memory": relay.memory is not None})
     serve(channel, executor, relay)

@@ -40,12 +40,11 @@ def connect_to(address: Any, token: str = "") -> Connection:
     BROKEN_LINK."""
     key = (token or os.environ[TOKEN]).encode()
     if isinstance(address, Path):
-        connection = socket.socket(socket.AF_UNIX)
-        with short_path(address) as short:
+        with socket.socket(socket.AF_UNIX) as connection, short_path(address) as short:
             connection.connect(short)
+            link = Connection(connection.detach())
     else:
-        connection = socket.create_connection(address)
-    link = Connection(connection.detach())
+        link = Connection(socket.create_connection(address).detach())
     if not link.poll(PATIENCE_SECONDS):
         raise TimeoutError("The other side is silent.")
     answer_challenge(link, key)
@@ -103,11 +102,3 @@ class HandshakeServer(threading.Thread):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
-
-    def close(self) -> None:
-        """Stops listening. Processes that are served stay."""
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        for each in list(self.strangers):
-            self.drop(each)

@@ -1,7 +1,8 @@
 """The job channel between ComfyUI and rank 0: small frames go through its socket, large ones through shared memory.
 
-ComfyUI creates the memory, and the ranks' environment says where it is. Rank 0 opens it, unless the system cannot, and
-its hello says so. The socket then carries only the prefix of a large frame, see `protocol.py`. Slots are used in turn.
+ComfyUI connects to rank 0's socket, asks for the channel, and waits for rank 0's first frame, {"has_memory"}. ComfyUI
+creates the memory, and the ranks' environment says where it is; rank 0 opens it, unless the system cannot. The socket
+then carries only the prefix of a large frame, see `protocol.py`. Slots are used in turn.
 If a GPU is involved they are pinned, so a latent is copied once on its way from the device, and once on its way to the
 other.
 """
@@ -14,17 +15,22 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from ..engine import device as devices
 from ..engine import shared_memory
+from .handshake import connect_to
+from .json_object import to_bytes
 from .protocol import Header, Piece, decode, encode, is_large, receive_frame, send_pieces
 from .tensors import Tensors
 from .tree import PREDICTION
 
 Address = shared_memory.Address
 SharedMemory = shared_memory.SharedMemory
+JOB = {"op": "job"}  # asks rank 0 for the channel, once in its life
+BUFFER = socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20  # holds a whole latent, where the kernel allows it
 SLOTS = 2
 MOST_PINNED = 256 << 20  # bytes of a slot; a VAE's weights come once, and pinning them takes longer than the copy
 COUNT_BYTES = 8
@@ -86,11 +92,19 @@ class FrameMemory:
         self.flow.view(COUNT_BYTES)[:] = count.to_bytes(COUNT_BYTES, sys.byteorder)
 
 
+def ask_for_channel(path: Path, token: str) -> socket.socket:
+    """Connects ComfyUI's end to rank 0's socket at this path. Raises BROKEN_LINK while rank 0 does not listen."""
+    with connect_to(path, token) as link:
+        link.send_bytes(to_bytes(JOB))
+        return socket.socket(fileno=os.dup(link.fileno()))
+
+
 class HostChannel:
     """ComfyUI's end. It sends a request only when the one before has its reply. sent: requests. taken: replies that
     came through memory. copied: ends the copies of the last of them to a device."""
 
     def __init__(self, connection: socket.socket, memory: FrameMemory | None) -> None:
+        connection.setsockopt(*BUFFER)
         self.connection = connection
         self.memory = memory
         self.sent = self.taken = 0
@@ -143,6 +157,7 @@ class RankChannel:
     """Rank 0's end, for replies and events. Requests come through the relay."""
 
     def __init__(self, connection: socket.socket, memory: FrameMemory | None) -> None:
+        connection.setsockopt(*BUFFER)
         self.connection = connection
         self.memory = memory
         self.sent = 0

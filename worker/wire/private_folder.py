@@ -30,11 +30,12 @@ try:
 except ImportError:  # on Windows, where no group starts
     fcntl = None
 
-# The variables with a group's folder, with its session's token, which a process needs to belong to the group, and with
-# the source of the first model that the ranks will load, as JSON.
+# The variables with a group's folder, with its session's token, which a process needs to belong to the group, with the
+# source of the first model that the ranks will load, as JSON, and with ComfyUI's version of the protocol.
 FOLDER, TOKEN, EXPECTED = "PARALLELDIT_FOLDER", "PARALLELDIT_TOKEN", "PARALLELDIT_EXPECTED"
-# In a group's folder: where the ranks of a machine find each other, and rank 0's socket, at which it answers ComfyUI
-# and the other ranks.
+PROTOCOL = "PARALLELDIT_PROTOCOL"
+# In a group's folder: where the ranks of a machine find each other, and rank 0's socket, to which ComfyUI and the other
+# ranks connect.
 STORE, CONTROL = "store", "control"
 PREFIX, LOCK = "paralleldit", ".lock"
 # The variables with the folders in which torch and Triton keep compiled code, and read it as pickles.

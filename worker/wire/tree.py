@@ -14,24 +14,7 @@ TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
 PREDICTION = "prediction"  # a result's path is PREDICTION, the number of the call, and the number of its tensor
 PLAIN = (bool, int, float, str, type(None))
 
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
-
-
-def pack_call(call: Arguments, path: str, tensors: Tensors) -> dict[str, Any]:
-    """Packs the arguments of a call as JSON; see `pack`."""
-    args, kwargs = call
-    return {
-        "args": pack(list(args), f"{path}.args", tensors),
-        "kwargs": {name: pack(value, f"{path}.kwargs.{name}", tensors) for name, value in kwargs.items()},
-    }
-
-
-def unpack_call(packed: dict[str, Any], tensors: Tensors) -> tuple[tuple, dict[str, Any]]:
-    """The inverse of `pack_call`. Raises what `unpack` raises, and TypeError for another structure."""
-    args, kwargs = packed["args"], packed["kwargs"]
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise TypeError("a call has a list and a dict of arguments")
-    return tuple(unpack(each, tensors) for each in args), {k: unpack(v, tensors) for k, v in kwargs.items()}
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # of a call
 
 
 def pack(value: Any, path: str, tensors: Tensors) -> Any:

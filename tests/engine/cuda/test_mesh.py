@@ -28,6 +28,7 @@ from worker.rank import job_groups
 CPU = torch.device("cpu")
 PLAN = {"pipefusion": 2, "ring": 2, "ulysses": 2}
 WORLD = 8
+CONNECTION = (8, ("127.0.0.1", 1), ("127.0.0.1", 2))
 
 
 def test_a_mesh_of_several_axes_is_built_again_and_given_up_in_one_order(ranks: RankPool, tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def cut_groups(aborts: Sequence[Callable[[], object]], monkeypatch: pytest.Monke
     """What happens, in order, if a job is cut whose groups are aborted so, and whose gloo group has a socket."""
     done: list[str] = []
     connection = SimpleNamespace(shutdown=lambda _how: done.append("shutdown"))
-    monkeypatch.setattr(job_groups, "read_socket_name", lambda _descriptor: "socket:[1]")
+    monkeypatch.setattr(job_groups, "list_connections", lambda: {(0, "here", "there"), (1, "here", "elsewhere")})
     sockets = SimpleNamespace(socket=lambda fileno: (os.close(fileno), nullcontext(connection))[1], SHUT_RDWR=0)
     monkeypatch.setattr(job_groups, "socket", sockets)
 
@@ -56,7 +57,11 @@ def cut_groups(aborts: Sequence[Callable[[], object]], monkeypatch: pytest.Monke
 
     several = [group(name, abort) for name, abort in enumerate(aborts)]
     groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
-    groups.mesh, groups.sockets, groups.job = SimpleNamespace(groups=lambda: several), {0: "socket:[1]"}, 3
+    groups.mesh, groups.sockets, groups.job = (
+        SimpleNamespace(groups=lambda: several),
+        {(0, "here", "there"), (1, "here", "closed")},
+        3,
+    )
     groups.cut(2)  # another job
     assert done == []
     groups.cut(3)
@@ -93,12 +98,12 @@ def test_only_other_degrees_or_devices_build_groups_again(
         assert built
 
 
-@pytest.mark.parametrize(("device", "kept"), [(torch.device("cuda", 0), {}), (CPU, {8: "socket:[2]"})], ids=str)
+@pytest.mark.parametrize(("device", "kept"), [(torch.device("cuda", 0), set()), (CPU, {CONNECTION})], ids=str)
 def test_sockets_that_nccl_opens_are_left_to_it(
-    device: torch.device, kept: dict[int, str], one_rank: None, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, kept: set[tuple], one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = iter([{}, {8: "socket:[2]"}])
-    monkeypatch.setattr(job_groups, "list_connected_sockets", lambda: next(opened))
+    opened = iter([set(), {CONNECTION}])
+    monkeypatch.setattr(job_groups, "list_connections", lambda: next(opened))
     groups = job_groups.JobGroups(device, Timeline(CPU))
     groups.whole(device)
     assert groups.sockets == kept

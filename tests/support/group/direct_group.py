@@ -24,7 +24,7 @@ from worker.wire.operations import CALL, FORWARD, SAMPLE
 from worker.wire.protocol import Header
 from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import Tensors
-from worker.wire.tree import pack, pack_call
+from worker.wire.tree import pack
 
 SHORT = SamplerCall(scheduler="DDIM", steps=3)
 # One for all plans, as ranks that imported ComfyUI with other arguments would have to restart.
@@ -79,7 +79,7 @@ def call_request(family: Family) -> tuple[Header, Tensors]:
     """A request for a forward of one row, and its tensors."""
     latents, timestep, conditions = family.inputs(1, 8, 8)
     tensors: Tensors = {}
-    packed = pack_call(((latents, timestep), kwargs_of(family, conditions)), "forward.0", tensors)
+    packed = pack({"args": (latents, timestep), "kwargs": kwargs_of(family, conditions)}, "forward.0", tensors)
     keys = {path: path for path in tensors if not NEW_EACH_CALL.match(path)}
     return CALL.header(method=FORWARD, calls=[packed], conditions=keys, drop=[]), tensors
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -11,30 +13,37 @@ from types import TracebackType
 
 from demo.host import REPOSITORY
 from worker.launch.lifetime import PARENT
-from worker.wire.endpoint import Endpoint
-from worker.wire.handshake import connect_to
+from worker.wire.handshake import BROKEN_LINK, HandshakeServer, connect_to
+from worker.wire.job_channel import ask_for_channel
 from worker.wire.json_object import parse_object, to_bytes
-from worker.wire.private_folder import CONTROL, FOLDER, TOKEN
-from worker.wire.protocol import Header, decode, encode, receive_frame, send_pieces
+from worker.wire.private_folder import CONTROL, FOLDER, PROTOCOL, TOKEN
+from worker.wire.protocol import VERSION, Header, decode, encode, receive_frame, send_pieces
 from worker.wire.tensors import Tensors
 
 START_SECONDS = 120
 ANSWER_SECONDS = 120
 
 
-class OneRank:
-    """A group of one rank on the CPU. folder: for its log. module: what its process runs."""
+def close_server(server: HandshakeServer) -> None:
+    """Ends a server, whose processes stay."""
+    server.listener.shutdown(socket.SHUT_RDWR)
+    server.listener.close()
 
-    def __init__(self, folder: Path, module: str = "worker.rank.main") -> None:
+
+class OneRank:
+    """A group of one rank on the CPU. folder: for its log. module: what its process runs. version: that it is told."""
+
+    def __init__(self, folder: Path, module: str = "worker.rank.main", version: int = VERSION) -> None:
         self.log = folder / "rank.log"
-        endpoint = Endpoint(folder)
+        token = secrets.token_hex(32)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module],
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
-                    TOKEN: endpoint.token,
+                    TOKEN: token,
+                    PROTOCOL: str(version),
                     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
                     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), "1"),
                     "PARALLELDIT_DEVICE": "cpu",
@@ -47,12 +56,16 @@ class OneRank:
                 stderr=log,
             )
         until = time.monotonic() + START_SECONDS
-        while not endpoint.accept(0.1):
+        while True:
             assert self.process.poll() is None and time.monotonic() < until, self.said()
-        endpoint.close()
-        assert endpoint.channel
-        self.job, self.control = endpoint.channel, connect_to(folder / CONTROL, endpoint.token)
+            try:
+                self.job = ask_for_channel(folder / CONTROL, token)
+                break
+            except BROKEN_LINK:
+                time.sleep(0.1)
         self.job.settimeout(ANSWER_SECONDS)
+        assert decode(receive_frame(self.job))[0].keys() == {"has_memory"}, self.said()
+        self.control = connect_to(folder / CONTROL, token)
         self.last_id = 0
 
     def __enter__(self) -> OneRank:

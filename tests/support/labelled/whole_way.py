@@ -8,7 +8,6 @@ through memory, as those of large pictures do.
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import sys
 import threading
@@ -48,7 +47,7 @@ from worker.wire.job_channel import FRAMES, FrameMemory, HostChannel, RankChanne
 from worker.wire.private_folder import TOKEN as TOKEN_VARIABLE
 from worker.wire.protocol import decode
 from worker.wire.tensors import UnsendableError
-from worker.wire.tree import pack_call
+from worker.wire.tree import pack
 
 from .tensors import GPU
 from .watch import Watch
@@ -156,7 +155,7 @@ def make_executor(device: torch.device, group: dist.ProcessGroup, timeline: Time
 
 def is_sendable(call: Call) -> bool:
     try:
-        pack_call(tuple(call), "", {})
+        pack(list(call), "", {})
     except UnsendableError:
         return False
     return True
@@ -165,10 +164,8 @@ def is_sendable(call: Call) -> bool:
 def session_on(channel: HostChannel) -> Session:
     """A session that nobody starts: its processes are this one."""
     session = Session.__new__(Session)
-    incoming = selectors.DefaultSelector()
-    incoming.register(channel.connection, selectors.EVENT_READ)
     vars(session).update(
-        job_channel=channel, incoming=incoming, known=KnownState(), given_up=False, last_id=0,
+        job_channel=channel, known=KnownState(), given_up=False, last_id=0,
         operation=None, end_reason=None, process=SimpleNamespace(exited=threading.Event()), ranks=dist.get_world_size(),
         settings=Settings(), pids=[os.getpid()],
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Carries messages to rank 0: ComfyUI's questions and the ranks' heartbeats, through a socket in the group's folder, or
-heartbeats between machines through TCP."""
+"""Rank 0's socket in the group's folder, to which ComfyUI connects its two channels, and the ranks their heartbeats.
+Those between machines come through TCP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from ...launch.torchrun import is_one_machine
 from ...wire.handshake import BROKEN_LINK, MAX_STRANGERS, HandshakeServer, connect_to, listen_at
+from ...wire.job_channel import JOB
 from ...wire.json_object import parse_object, to_bytes
 from ...wire.private_folder import CONTROL, FOLDER, TOKEN
 
@@ -26,13 +28,21 @@ Message = dict[str, Any]
 Hear = Callable[[Message], Message]  # takes a rank's message, and returns the answer
 
 
-def serve_links(hear: Hear, store: dist.Store) -> list[HandshakeServer]:
-    """Answers ComfyUI and the other ranks on rank 0. store: where ranks find the port, if there are several machines.
-    Raises OSError."""
+def serve_links(hear: Hear, job: Future[socket.socket], store: dist.Store) -> list[HandshakeServer]:
+    """Answers ComfyUI and the other ranks on rank 0. job: gets the connection of the job channel, which only a process
+    of this machine can take, and only one. store: where ranks find the port, if there are several machines. Raises
+    OSError."""
 
-    def serve(_connection: socket.socket, link: Connection) -> None:
+    def serve(connection: socket.socket, link: Connection) -> None:
         while True:  # until it breaks; a rank renews its connection
-            link.send_bytes(to_bytes(hear(parse_object(link.recv_bytes(MAX_BYTES)))))
+            message = parse_object(link.recv_bytes(MAX_BYTES))
+            if message == JOB and connection.family == socket.AF_UNIX:
+                break
+            link.send_bytes(to_bytes(hear(message)))
+        try:
+            job.set_result(connection)
+        except InvalidStateError as error:
+            raise ValueError("The job channel was taken before.") from error
 
     listeners = [listen_at(Path(os.environ[FOLDER]) / CONTROL)]
     if not is_one_machine():

@@ -23,7 +23,7 @@ from worker.comfyui.model import import_comfyui
 from worker.comfyui.source import HostSource
 from worker.rank.job import describe_model
 from worker.rank.memory.device_memory import DeviceMemory
-from worker.rank.memory.out_of_memory import OutOfMemoryReport
+from worker.rank.memory.out_of_memory import explain_lack
 from worker.rank.model.host_model import HostModel
 from worker.wire.operations import CALL
 
@@ -126,7 +126,7 @@ def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
         found["and smaller again"] = error(call(model), right[SMALL])
         asked = describe_model(CALL, {}, torch.Size((1, *LARGE)), model)
         room = DeviceMemory(4 * total, model.resident_bytes, total)
-        found["out of memory"] = str(OutOfMemoryReport(0, CALL, 2 * total, room, room, **asked).explanation)
+        found["out of memory"] = str(explain_lack(0, CALL, 2 * total, room, room, **asked))
     if world > 1:
         stage = load(pipefusion=world, patches=1)
         found["stage"] = stage.resident_bytes
