@@ -143,7 +143,7 @@ def describe_host_file(
     fit the detected model."""
     mark = mark_files(weight_files(path))
     try:
-        config, weights, others = detect(path, detected)
+        config, weights, others, _ = detect(path, detected)
     except ModelFileError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -163,21 +163,25 @@ def read_detected(detected: str, weights: Weights) -> comfy.supported_models_bas
     return config
 
 
-def detect(file: str | Path, detected: str = "") -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
+def detect(
+    file: str | Path, detected: str = ""
+) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights, set[int]]:
     """Detects the diffusion model in a file, or reads the folder of a class-conditional DiT.
 
-    Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
-    weights of a checkpoint. All are views of the file's pages. detected: see HostSource. Raises ModelFileError for a
-    broken file, a folder whose configs are broken, and a model that ComfyUI mistakes for a supported one.
+    Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, the other weights
+    of a checkpoint, and the addresses of what is in the file's pages: ComfyUI joins some weights in RAM. detected: see
+    HostSource. Raises ModelFileError for a broken file, a folder whose configs are broken, and a model that ComfyUI
+    mistakes for a supported one.
     """
     import comfy.model_detection
     import comfy.utils
 
     weights, metadata = read(file)
+    pages = {weight.data_ptr() for weight in weights.values()}
     if Path(file).is_dir():
         from .dit.model import DiTConfig
 
-        return DiTConfig(read_folder(Path(file), len(weights))), weights, {}
+        return DiTConfig(read_folder(Path(file), len(weights))), weights, {}, pages
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
     others: Weights = {}
@@ -189,16 +193,16 @@ def detect(file: str | Path, detected: str = "") -> tuple[comfy.supported_models
         if any(name.startswith(start) for name in weights):
             raise ModelFileError(f"{Path(file).name} is {kind}.", "Load it with the node for these.")
     if detected:
-        return read_detected(detected, weights), weights, others
+        return read_detected(detected, weights), weights, others, pages
     if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
-        return config, weights, others
+        return config, weights, others, pages
     if (converted := comfy.model_detection.convert_diffusers_mmdit(weights, "")) is not None:
-        return comfy.model_detection.model_config_from_unet(converted, ""), converted, others
+        return comfy.model_detection.model_config_from_unet(converted, ""), converted, others, pages
     config = comfy.model_detection.model_config_from_diffusers_unet(weights)
     if config is None:
-        return None, weights, others
+        return None, weights, others, pages
     names = comfy.utils.unet_to_diffusers(config.unet_config)
-    return config, {own: weights[name] for name, own in names.items() if name in weights}, others
+    return config, {own: weights[name] for name, own in names.items() if name in weights}, others, pages
 
 
 def choose_dtypes(
@@ -267,12 +271,11 @@ def map_model(
     """
     if source.mark and source.files:  # a folder without files has an error of its own
         check_mark(source.file, source.files, source.mark)
-    config, weights, others = detect(source.file, source.detected)
+    config, weights, others, pages = detect(source.file, source.detected)
     if config is None:
         raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")
     check()
     model = build(config, weights, others, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
-    pages = {weight.data_ptr() for weight in weights.values()}
     dtypes = load_weights(model, weights, source.keeps_small, Path(source.file).name)
     check()
     return model, {name for name, parameter in model.named_parameters() if parameter.data_ptr() in pages}, dtypes

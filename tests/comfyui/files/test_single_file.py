@@ -62,6 +62,15 @@ def stock(host: ComfyHost, originals: Originals) -> Callable[[str, str], torch.T
     return cache(lambda name, kind: latents(host, bypass(job(name, kind, originals).prompt())))
 
 
+def test_weights_that_are_joined_as_they_are_read_do_not_count_as_pages(
+    comfyui: Path, originals: Originals, tmp_path: Path
+) -> None:
+    """ComfyUI joins queries, keys and values of diffusers' files in RAM."""
+    save(FILES["diffusers"]("sd3", originals["sd3"]), tmp_path / "joined.safetensors")
+    found = run_program(comfyui, "tests.support.files.told:in_pages", tmp_path / "joined.safetensors")
+    assert found and all(found.values())
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_draws_what_the_stock_loader_draws(

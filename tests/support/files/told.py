@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from parallel_backend.models.checks import changes_of
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES
+from tests.support.group.footprint import mapped_at
 from tests.support.host.mounted import import_comfyui, mount
 from worker.comfyui.model import cast_weights, dtype_name, map_model
 from worker.comfyui.source import HostSource
@@ -55,6 +56,13 @@ def small_layers(comfyui: str, file: str) -> list[Any]:
         same = {name: held[name].dtype == stored[name].dtype and held[name].equal(stored[name]) for name in stored}
         told.append({name: [dtype_name(weight.dtype), same[name]] for name, weight in held.items()})
     return told
+
+
+def in_pages(comfyui: str, file: str) -> dict[str, bool]:
+    """Of the weights that are said to be in a file's pages, whether they are."""
+    model, names, _ = map_model(HostSource(comfyui, ("--cpu",), file, "", "float32", ""))
+    held = dict(model.named_parameters())
+    return {name: mapped_at(held[name].data_ptr(), [Path(file).name]) is not None for name in names}
 
 
 def look_up_names(comfyui: str, base: str, names: str) -> dict[str, Any]:
