@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,8 +16,7 @@ from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .costs.memory import stale_bytes
 from .errors import PlanError, RequestError
-from .groups.calls import Call, Forms, Output, Part, Pass, collect_calls, receive_output, send_output, share_out
-from .groups.collectives import gather
+from .groups.calls import Call, Forms, Output, Part, collect_calls, receive_output, send_output, share_out
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
@@ -33,7 +31,6 @@ from .seams.pipeline.step_pipeline import StepPipeline, count_picture_tokens
 from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_model
 
-BATCH_DIM, CHANNEL_DIM = 0, 1
 PLAIN = (bool, int, float, str)  # values without tensors
 
 
@@ -244,33 +241,6 @@ class ParallelModel:
     def sends_result(self) -> bool:
         """Whether this rank sends the result of its batch group."""
         return not any(self.mesh[name].index for name in TOKEN_AXES)
-
-    def predict(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
-    ) -> torch.Tensor | None:
-        """Returns the whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W) on every rank of the last
-        stage. None on other ranks.
-
-        given: the model's other arguments. axis: splits the batch. Only the segments that run in `forward` are valid in
-        the prediction.
-        """
-        sides = zip(latents.shape[2:], self.patch(latents), strict=True)
-        forward.image_tokens = math.prod(length // side for length, side in sides)
-        local = self.predict_rows(latents, timestep_B, given, axis, forward)
-        if self.link and not self.link.is_last:
-            return None
-        own = latents[:0].to(self.mesh.device, self.dtype) if local is None else local  # of a rank that has no rows
-        return gather(own, BATCH_DIM, len(latents), axis)
-
-    def predict_rows(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
-    ) -> torch.Tensor | None:
-        """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
-        rows = latents.to(self.mesh.device, self.dtype, non_blocking=True)
-        if given.channels is not None:
-            rows = torch.cat([rows, given.channels.to(rows)], CHANNEL_DIM)
-        args = (rows, timestep_B.to(self.mesh.device, non_blocking=True))
-        return self.run_rows(args, given.kwargs, len(latents), axis, forward)
 
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """Runs the model on this rank's rows. None if it has no rows, or its tokens went to the next stage."""

@@ -42,16 +42,6 @@ class Call(NamedTuple):
         return tuple((each.shape, each.dtype) for each in self.latents)
 
 
-class Pass(NamedTuple):
-    """One of the forwards of a sampling's step. branches: of its rows, one per batch of latents in order: 0 for cond, 1
-    for uncond. kwargs: the model's arguments other than latents and timesteps. channels: appended to the latents' own,
-    and not sampled."""
-
-    branches: tuple[int, ...]
-    kwargs: dict[str, Any]
-    channels: torch.Tensor | None = None
-
-
 class Part(NamedTuple):
     """The rows of a call that a group runs. rows: the part's place in the call, as an axis that splits its batch."""
 
