@@ -69,7 +69,7 @@ class Bench:
         device = device or self.device
         key = (plan, device.type)
         if key not in self.meshes:
-            self.meshes[key] = build_mesh(plan, device, link_groups=True, timeline=self.timeline)
+            self.meshes[key] = build_mesh(plan, device, timeline=self.timeline)
         return self.meshes[key]
 
     def source(self, name: str, family: Family, dtype: str) -> ModelSource:
