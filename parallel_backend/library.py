@@ -17,8 +17,7 @@ from .compat import MOVE, execution_device
 from .device import generators, is_accelerator
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
-from .groups.collectives import gather_numbers
-from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
+from .groups.mesh import Mesh, build_mesh, in_order, picture_axis
 from .groups.mesh_layout import stages_of
 from .models import known_spec
 from .models.checks import check_module
@@ -28,7 +27,7 @@ from .pipelines.transformer import PipelineTransformer
 from .plan import ParallelPlan
 from .vae.pipeline import PipelineVAE, check_vae, parallel_vae_of
 from .weights.folder import transformer_source
-from .weights.placement import WeightPlacement
+from .weights.placement import AllRanks, WeightPlacement
 from .weights.sizes import FETCHED
 
 if TYPE_CHECKING:
@@ -179,7 +178,8 @@ def unparallelize(pipeline: Any) -> None:
         )
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
     components, vae = components_of(pipeline), parallel_vae_of(pipeline)
-    groups = [transformer.fetched.store.group for transformer in transformers if transformer.fetched.store]
+    stores = [store for transformer in transformers if (store := transformer.fetched.store)]
+    groups = [store.axis.group for store in stores if store.axis]
     for transformer in transformers:
         transformer.remove()
     if components:
@@ -209,29 +209,6 @@ def load_transformer(
     WeightPlacement().place(AllRanks(device), transformer, plan)
     transformer.hooks.replace(transformer.model, LOADED, transformer)
     return transformer
-
-
-class AllRanks:
-    """The ranks of the default group, in a script. A failure on one rank fails the script."""
-
-    control_group = None
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def replicas(self, plan: ParallelPlan) -> Axis:
-        return replica_axis(plan, self.device)
-
-    def together(self, action: Callable[[], Any]) -> Any:
-        result = action()
-        gather_numbers((0,), self.control_group)  # a barrier that needs no GPU
-        return result
-
-    def alone(self, action: Callable[[], Any]) -> Any:
-        return action()
-
-    def check(self) -> None:
-        """Does nothing: a script's ranks have no agreement on failures."""
 
 
 def check_world(plan: ParallelPlan) -> None:

@@ -184,7 +184,7 @@ class BlockPrefetcher:
 
     def serve(self) -> None:
         """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward."""
-        if self.store and self.store.is_collective:
+        if self.store and self.store.axis:
             self.begin()
             self.finish()
 
