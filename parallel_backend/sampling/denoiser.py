@@ -20,7 +20,7 @@ from ..groups.collectives import gather
 from ..parallel_model import ParallelModel
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
-from ..seams.pipeline.regions import part_of, patch_regions, put_part
+from ..seams.pipeline.regions import part_of, patch_regions, put_part, token_grid
 from ..seams.pipeline.stages import StageLink, StageMessage
 from .schedulers import check_patchwise
 from .stepper import Stepper
@@ -137,11 +137,10 @@ class _Run:
         )
         self.inputs = stepper.model_input(self.latents, 0)
         self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
-        sides = model.patch(latents)
-        self.tokens = math.prod(length // side for length, side in zip(latents.shape[2:], sides, strict=True))
-        self.regions: list[torch.Tensor] = []
+        self.tokens, self.regions = 0, list[torch.Tensor]()
         if len(self.patches) > 1:
-            self.regions = patch_regions(latents, sides, len(self.patches), device)
+            self.tokens = math.prod(token_grid(latents, model.patch(latents)))
+            self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
         self.serial_steps = range(0)

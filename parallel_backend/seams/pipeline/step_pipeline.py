@@ -24,7 +24,7 @@ from ...models.spec import ALWAYS_WHOLE, CONTROL, PATCH_OPTIONS
 from ...plan import ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
-from .regions import check_sizes
+from .regions import token_grid
 
 # How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
 # a sampler ask for two in turns.
@@ -151,8 +151,7 @@ def count_picture_tokens(call: Call, sides: Callable[[torch.Tensor], tuple[int, 
     if len(call.latents) != 1:
         raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)
     (latents,) = call.latents
-    check_sizes(latents, sides(latents))
-    return math.prod(size // side for size, side in zip(latents.shape[2:], sides(latents), strict=True))
+    return math.prod(token_grid(latents, sides(latents)))
 
 
 def describe_steps(calls: Sequence[Call]) -> tuple:
