@@ -272,7 +272,7 @@ class ParallelModel:
     def copied(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments with copies of their tensors: a node's function may write into what it gets, and the
         next forward gets the same. What the model knows by identity stays."""
-        own = (ALWAYS_WHOLE, CONTROL, *self.kept.given)  # what ControlNets return is made for one forward
+        own = (ALWAYS_WHOLE, CONTROL, *self.kept.names)  # what ControlNets return is made for one forward
         copy = partial(tree_map_only, torch.Tensor, torch.clone)
         return {name: value if name in own else copy(value) for name, value in kwargs.items()}
 
