@@ -109,12 +109,8 @@ class ParallelVAE:
         with axis.timeline.step(direction), bands.of(rows):
             with functions:
                 band = call(bands.cut(whole, scale_in))
-            if band.shape[ROWS] != bands.local_rows * scale_out:
-                raise RuntimeError(
-                    f"{type(self.vae).__name__} returned {band.shape[ROWS]} rows for {bands.local_rows} latent rows; "
-                    f"{scale_out} for each were expected."
-                )
-            return self.assemble(band, scale_out)
+            bands.check(band, scale_out, self.vae)
+            return collect(band.to(CPU) if self.results else band, ROWS, rows, self.results or axis, scale_out)
 
     def run_tiles(
         self,
@@ -158,12 +154,6 @@ class ParallelVAE:
         if getattr(self.vae, self.kind.chunks, False):
             return self.vae.encode(pictures.to(self.dtype), device=self.device)
         return self.vae.encode(pictures.to(self.device, self.dtype))
-
-    def assemble(self, band: torch.Tensor, scale: int) -> torch.Tensor | None:
-        """Joins all ranks' bands at index 0."""
-        if self.results:
-            band = band.to(CPU)
-        return collect(band, ROWS, self.bands.rows, self.results or self.bands.axis, scale)
 
     def check(self, kind: str, tensor: torch.Tensor, channels: int, least: int) -> None:
         """Raises RequestError for a latent or picture with wrong sizes, or with values that are not finite."""

@@ -84,11 +84,7 @@ class PipelineVAE:
             return type(result)(**{name: self.join(each, scale) for name, each in result.items()})
         if not torch.is_tensor(result):
             return type(result)(self.join(result.parameters, scale), result.deterministic)
-        if result.shape[ROWS] != self.bands.local_rows * scale:
-            raise RuntimeError(
-                f"{type(self.vae).__name__} returned {result.shape[ROWS]} rows for {self.bands.local_rows} latent "
-                f"rows; {scale} for each were expected."
-            )
+        self.bands.check(result, scale, self.vae)
         return self.bands.gather(result, scale, self.bands.rows * scale)
 
 

@@ -73,6 +73,14 @@ class RowBands:
         split = band.unflatten(ROWS, (self.local_rows, scale))
         return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2).narrow(ROWS, 0, rows)
 
+    def check(self, band: torch.Tensor, scale: int, model: torch.nn.Module) -> None:
+        """Raises RuntimeError if what a model returned is not this rank's band at the level of this scale."""
+        if band.shape[ROWS] != scale * self.local_rows:
+            raise RuntimeError(
+                f"{type(model).__name__} returned {band.shape[ROWS]} rows for {self.local_rows} latent rows; {scale} "
+                "for each were expected."
+            )
+
     def gather_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens (…, tokens, D) of all ranks, in rank order. Each row has the same number of tokens."""
         split = tokens.unflatten(ROWS, (self.local_rows, -1))
