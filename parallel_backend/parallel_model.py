@@ -257,10 +257,10 @@ class ParallelModel:
         kwargs = self.kept.identify(self.complete(args, kwargs))
         if self.slot.code in (Code.INSIDE, Code.BETWEEN_BLOCKS):
             kwargs = self.copied(kwargs)
-        try:
-            with self.slot.enter(forward), self.fetched.forward(StageExit):
-                output = self.model(*args, **kwargs)
-        except StageExit:
+        output = None
+        with self.slot.enter(forward), self.fetched.forward(StageExit):
+            output = self.model(*args, **kwargs)
+        if output is None:
             return None
         if forward.segments and not forward.gathered and self.slot.code is not Code.BETWEEN_BLOCKS:
             raise RequestError(

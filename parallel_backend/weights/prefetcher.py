@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -161,32 +161,22 @@ class BlockPrefetcher:
 
     @contextmanager
     def forward(self, *ends: type[Exception]) -> Iterator[None]:
-        """Wraps one forward of the model. ends: exceptions by which a forward may end early."""
-        self.begin()
-        try:
-            yield
-        except ends:
-            self.finish()
-            raise
-        self.finish()
-
-    def begin(self) -> None:
-        """Starts the first fetches. Call it before a forward."""
+        """Wraps one forward of the model. Starts the first fetches, and at the end fetches the blocks that have not
+        run. ends: exceptions by which the forward may end early; they are caught."""
         self.await_fetches()
         self.asked = self.done = 0
         for _ in range(BUFFERS):
             self._ask()
-
-    def finish(self) -> None:
-        """Fetches the blocks that the forward has not run. Call it after a forward."""
+        with suppress(*ends):
+            yield
         while self.done < len(self.flat_blocks):
             self._pass()
 
     def serve(self) -> None:
         """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward."""
         if self.store and self.store.axis:
-            self.begin()
-            self.finish()
+            with self.forward():
+                pass
 
     def await_fetches(self) -> None:
         """Waits for the fetches under way."""
