@@ -28,8 +28,8 @@ from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.stages import StageExit, StageMessage, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, count_picture_tokens
-from .weights.prefetcher import BlockPrefetcher, blocks_at
-from .weights.sizes import sizes_of_model
+from .weights.prefetcher import BlockPrefetcher
+from .weights.sizes import blocks_of, sizes_of_model
 
 PLAIN = (bool, int, float, str)  # values without tensors
 
@@ -59,8 +59,7 @@ class ParallelModel:
         # Runs the networks beside the model, such as ControlNets, on this rank's rows; returns the call's arguments.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
         self.install(mesh)
-        lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
-        own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
+        own = {path: block for path, block in blocks_of(model).items() if not isinstance(block, StandIn)}
         shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
         self.compiled = CompiledBlocks(self.blocks or [model], mesh.device)

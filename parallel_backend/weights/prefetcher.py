@@ -20,7 +20,7 @@ from ..hooks import Hooks
 from .flat_block import FlatBlock, Values
 from .parking import Parking
 from .read_ahead import read_ahead
-from .sizes import BUFFERS, NUMBER
+from .sizes import BUFFERS
 from .stores import Arrive, Store
 
 
@@ -212,16 +212,6 @@ class BlockPrefetcher:
             place = list(self.flat_blocks)[self.asked]
             self.asked += 1
             self.underway.append(self.store.fetch(place, self.turns[place]))
-
-
-def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """Returns the blocks of these module lists by path, in order. `sizes.py` counts the same blocks."""
-    return {
-        f"{path}.{name}": block
-        for path in lists
-        for name, block in model.get_submodule(path).named_children()
-        if NUMBER.search(name)
-    }
 
 
 def find_shared_parameters(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:
