@@ -17,7 +17,7 @@ from .compat import MOVE, execution_device
 from .device import generators, is_accelerator
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
-from .groups.mesh import Mesh, build_mesh, in_order, picture_axis
+from .groups.mesh import build_mesh, in_order, picture_axis
 from .groups.mesh_layout import stages_of
 from .models import known_spec
 from .models.checks import check_module
@@ -74,7 +74,11 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
     mesh = loaded.mesh if loaded else build_mesh(plan, device_of(pipeline, models[0]))
     said = []
     for model in models:
-        transformer = reuse_loaded(model) if LOADED in vars(model) else place_whole(model, plan, mesh)
+        transformer: DiffusersModel | None = vars(model).get(LOADED)
+        if transformer is None:
+            transformer = DiffusersModel(model, mesh)
+            if plan.weights in FETCHED:
+                place_weights(transformer)
         calls = PipelineTransformer(transformer, pipeline)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
         forget_after(pipeline, calls, transformer)
@@ -107,25 +111,11 @@ def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
         check_module(plan, model)
 
 
-def place_whole(model: ModelMixin, plan: ParallelPlan, mesh: Mesh) -> DiffusersModel:
-    """Applies the plan to a model with whole weights, and moves them to where the plan keeps them."""
-    transformer = DiffusersModel(model, mesh)
-    if plan.weights in FETCHED:
-        WeightPlacement().place(AllRanks(mesh.device), transformer, plan)
-        stay_in_place(transformer)
-    return transformer
-
-
-def reuse_loaded(model: ModelMixin) -> DiffusersModel:
-    """Returns the parallel model that `load_transformer` has made, as a pipeline needs it."""
-    transformer: DiffusersModel = vars(model)[LOADED]
-    if transformer.fetched.store:
-        stay_in_place(transformer)
-    return transformer
-
-
-def stay_in_place(transformer: DiffusersModel) -> None:
-    """Keeps pipelines and their offload hooks from moving weights that are fetched."""
+def place_weights(transformer: DiffusersModel) -> None:
+    """Moves a model's weights to where its plan keeps them. Pipelines and their offload hooks do not move weights that
+    are fetched."""
+    mesh = transformer.mesh
+    WeightPlacement().place(AllRanks(mesh.device), transformer, mesh.plan)
 
     def stay(change: Callable[[torch.Tensor], torch.Tensor], _recurse: bool = True) -> ModelMixin:
         dtype = change(torch.empty(0, dtype=transformer.dtype)).dtype
@@ -136,7 +126,8 @@ def stay_in_place(transformer: DiffusersModel) -> None:
             )
         return transformer.model
 
-    transformer.hooks.replace(transformer.model, MOVE, stay)
+    if transformer.fetched.store:
+        transformer.hooks.replace(transformer.model, MOVE, stay)
 
 
 def forget_after(pipeline: Any, calls: PipelineTransformer, transformer: DiffusersModel) -> None:
@@ -206,7 +197,7 @@ def load_transformer(
     """
     check_world(plan)
     transformer = DiffusersModel.build(transformer_source(folder, dtype, name), build_mesh(plan, device))
-    WeightPlacement().place(AllRanks(device), transformer, plan)
+    place_weights(transformer)
     transformer.hooks.replace(transformer.model, LOADED, transformer)
     return transformer
 
