@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.mesh import build_mesh, in_order, picture_axis
 from .groups.mesh_layout import stages_of
+from .hooks import Hooks
 from .models import known_spec
 from .models.checks import check_module
 from .pipelines.arguments import refuse_compiled
-from .pipelines.components import ALL, IMAGES, PipelineComponents, components_of, encoders_of
+from .pipelines.components import ALL, IMAGES, PipelineComponents, encoders_of
 from .pipelines.transformer import PipelineTransformer
 from .plan import ParallelPlan
-from .vae.pipeline import PipelineVAE, check_vae, parallel_vae_of
+from .vae.pipeline import PipelineVAE, check_vae
 from .weights.folder import transformer_source
 from .weights.placement import AllRanks, WeightPlacement
 from .weights.sizes import FETCHED
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from diffusers import ModelMixin
 
 ATTRIBUTE = "parallel_transformer"  # the attribute that marks a parallel model
+HOOKS = "parallel_hooks"  # the attribute with the hooks on a pipeline's other models
 LOADED = "loaded_transformer"  # marks a model of which `load_transformer` has read this rank's part
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low noise
 MODELS = (*TRANSFORMERS, "unet")  # in pipelines
@@ -72,7 +75,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         check_vae(getattr(pipeline, "vae", None))
     loaded = next((transformer for model in models if (transformer := vars(model).get(LOADED))), None)
     mesh = loaded.mesh if loaded else build_mesh(plan, device_of(pipeline, models[0]))
-    said = []
+    said, hooks = [], Hooks()
     for model in models:
         transformer: DiffusersModel | None = vars(model).get(LOADED)
         if transformer is None:
@@ -84,10 +87,14 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         forget_after(pipeline, calls, transformer)
         said.append(describe(transformer))
     if vae:
-        PipelineVAE(pipeline.vae, picture_axis(plan, mesh.device))
+        pictures = picture_axis(plan, mesh.device)
+        PipelineVAE(pipeline.vae, pictures, hooks)
+        if pictures.group:
+            hooks.on_removal(partial(dist.destroy_process_group, pictures.group))
         said.append("ranks share the rows of the VAE's pictures")
     if encoders_of(pipeline) or getattr(pipeline, "vae", None):
-        said.append(PipelineComponents(pipeline, mesh, vae, images).describe())
+        said.append(PipelineComponents(pipeline, mesh, vae, images, hooks).describe())
+    hooks.replace(pipeline, HOOKS, hooks)
     share_random_state(mesh.device)
     logging.info("%s is parallel: %s", type(pipeline).__name__, "; ".join(said))
 
@@ -168,19 +175,16 @@ def unparallelize(pipeline: Any) -> None:
             "Call unparallelize with the pipeline that parallelize was called with.",
         )
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
-    components, vae = components_of(pipeline), parallel_vae_of(pipeline)
     stores = [store for transformer in transformers if (store := transformer.fetched.store)]
     groups = [store.axis.group for store in stores if store.axis]
     for transformer in transformers:
         transformer.remove()
-    if components:
-        components.remove()  # before the VAE's, which it was put on
+    if hooks := vars(pipeline).get(HOOKS):
+        hooks.remove()
     for mesh in {id(transformer.mesh): transformer.mesh for transformer in transformers}.values():
         mesh.close()
     for group in in_order(groups):
         dist.destroy_process_group(group)
-    if vae:
-        vae.remove()
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:
