@@ -135,14 +135,11 @@ def collect_calls(
 
 
 def _join(parts: Sequence[Output]) -> Output:
-    """Joins the outputs of a call's parts."""
-    joined = [join_rows(rows) for rows in zip(*map(tensors_of, parts), strict=True)]
+    """Joins the rows of a call's parts. A single part stays as it is: a copy would take the device's time."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = [torch.cat(rows, BATCH_DIM) for rows in zip(*map(tensors_of, parts), strict=True)]
     return joined[0] if isinstance(parts[0], torch.Tensor) else joined
-
-
-def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joins the rows of a tensor's parts. A single part stays as it is: a copy would take the device's time."""
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], BATCH_DIM)
 
 
 def tensors_of(output: Output) -> list[torch.Tensor]:
