@@ -268,20 +268,7 @@ class AttentionSeam:
             return
         if RUNNING.compiles:
             RUNNING.module = self
-        else:
-            self.begin()
-
-    def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
-        if not self.is_shared:
             return
-        if RUNNING.compiles:
-            RUNNING.module = None
-        else:
-            self.end()
-        if output is not None and not self.calls:
-            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
-
-    def begin(self) -> None:
         self.calls_by_name = 0
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
         self.may_replace_name = self.slot.code is Code.NONE or is_untraced
@@ -292,9 +279,16 @@ class AttentionSeam:
             mode.__enter__()
             self.hooks.on_removal(lambda: mode.__exit__(None, None, None))
 
-    def end(self) -> None:
-        self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
-        self.hooks.remove()
+    def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
+        if not self.is_shared:
+            return
+        if RUNNING.compiles:
+            RUNNING.module = None
+        else:
+            self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
+            self.hooks.remove()
+        if output is not None and not self.calls:
+            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1

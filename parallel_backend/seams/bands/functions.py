@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ...errors import RequestError
 from ...models.bands import BandTraits
 from .norm import band_group_norm
-from .rows import ROWS, BorderRows, RowBands
+from .rows import ROWS, Borders, RowBands, exchange_borders
 
 Run = Callable[..., torch.Tensor]
 
@@ -100,16 +100,16 @@ class BandFunctions(TorchFunctionMode):
             raise self.refusal(
                 f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands with too few rows"
             )
-        borders = BorderRows(band, edge, edge, self.bands)
+        wait = exchange_borders(band, edge, edge, self.bands)
         without = [padding] * (band.ndim - 2) if isinstance(padding, int) else list(padding)
         without[ROWS] = 0
         if step > 1 or band.shape[ROWS] <= FEW_ROWS * edge:
-            above, below = self.or_zeros(borders, band, edge)
+            above, below = or_zeros(wait(), band, edge)
             return run(torch.cat((above, band, below), ROWS), without)
         # Runs over the band while the borders travel, then computes the rows at the borders again. So the band is never
         # copied for padding, and every value is rounded once, as on one rank.
         output = run(band, padding)
-        above, below = self.or_zeros(borders, band, edge)
+        above, below = or_zeros(wait(), band, edge)
         # Both borders in one batch: this saves launches, and torch's CPU kernel rounds worse for a single tiny image.
         rows, count = band.shape[ROWS], len(band)
         joined = band.new_empty((2 * count, *band.shape[1:ROWS], 3 * edge, band.shape[-1]))
@@ -120,13 +120,6 @@ class BandFunctions(TorchFunctionMode):
         for start, fresh in zip((0, rows - edge), redone.chunk(2), strict=True):
             output.narrow(ROWS, start, edge).copy_(fresh)
         return output
-
-    def or_zeros(self, borders: BorderRows, band: torch.Tensor, edge: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Waits for the borders. At the border of the whole, returns zeros, a convolution's own padding."""
-        above, below = borders.wait()
-        shape = list(band.shape)
-        shape[ROWS] = edge
-        return (band.new_zeros(shape) if above is None else above, band.new_zeros(shape) if below is None else below)
 
     def pad(
         self,
@@ -142,8 +135,8 @@ class BandFunctions(TorchFunctionMode):
         above, below = pad[2:4]
         if mode == "circular" or min(above, below) < 0 or max(above, below) > self.bands.smallest:
             raise self.refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands with too few rows")
-        borders = BorderRows(band, above, below, self.bands).wait()
-        joined = torch.cat([rows for rows in (borders[0], band, borders[1]) if rows is not None], ROWS)
+        upper, lower = exchange_borders(band, above, below, self.bands)()
+        joined = torch.cat([rows for rows in (upper, band, lower) if rows is not None], ROWS)
         left = [*pad[:2], above if self.bands.is_first else 0, below if self.bands.is_last else 0, *pad[4:]]
         return func(joined, left, mode, value) if any(left) else joined
 
@@ -252,6 +245,12 @@ class BandFunctions(TorchFunctionMode):
 
     def refuse(self, func: Callable, *_args: Any, **_options: Any) -> Any:
         raise self.refusal(f"torch's {getattr(func, '__name__', func)}")
+
+
+def or_zeros(borders: Borders, band: torch.Tensor, edge: int) -> list[torch.Tensor]:
+    """Returns zeros, a convolution's own padding, at the border of the whole."""
+    shape = (*band.shape[:ROWS], edge, band.shape[-1])
+    return [band.new_zeros(shape) if rows is None else rows for rows in borders]
 
 
 def of_rows(value: Any, band: torch.Tensor) -> int:
