@@ -59,11 +59,6 @@ class PipelineTransformer:
         return (whole,) if call.constant.get("return_dict") is False else Transformer2DModelOutput(sample=whole)
 
     @property
-    def steps(self) -> int:
-        """How many calls a sampling has, or a part of them."""
-        return 1 if self.timesteps is None else len(self.timesteps)
-
-    @property
     def scheduler(self) -> Any:
         """The pipeline's, which may be replaced between two calls."""
         return getattr(self.pipeline, "scheduler", None)
@@ -93,7 +88,7 @@ class PipelineTransformer:
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
         self.is_inside = True
         try:
-            with transformer.compiling(self.steps):
+            with transformer.compiling(1 if self.timesteps is None else len(self.timesteps)):
                 outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
         finally:
             self.is_inside = False

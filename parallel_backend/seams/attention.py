@@ -156,7 +156,7 @@ class ParallelAttention:
         """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
         because the cache keeps each part's keys separately."""
         batch, heads = query.shape[:2]
-        rows = batch * heads * self.layout.total(streams) // (self.layout.axis.degree * self.layout.patches)
+        rows = batch * heads * self.layout.total(streams) // (self.layout.axis.degree * self.layout.slot.patches)
         return max(1, min(self.parts, rows // self.rows))
 
     def attend(

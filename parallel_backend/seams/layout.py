@@ -78,7 +78,6 @@ class TokenLayout:
         self.image = image
         self.axis = axis
         self.slot = slot
-        self.patches = slot.patches
         self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.inside`
 
     @property
@@ -102,7 +101,7 @@ class TokenLayout:
             )
         for name in unknown:
             segments[name] = self.segments_of(name, rest)
-            if name == self.image and self.patches > 1 and self.forward.image_tokens not in (None, rest):
+            if name == self.image and self.slot.patches > 1 and self.forward.image_tokens not in (None, rest):
                 raise RequestError(
                     f"PipeFusion's patches need the image's {self.forward.image_tokens} tokens alone, but here they "
                     f"come with reference images or padding, {rest} tokens in all.",
@@ -112,7 +111,8 @@ class TokenLayout:
 
     def segments_of(self, stream: str, length: int) -> list[int]:
         """Returns the lengths of a stream's segments: the image's are equal, and the rest goes to the first one."""
-        return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
+        patches = self.slot.patches
+        return shard_sizes(length, patches) if stream == self.image else [length, *[0] * (patches - 1)]
 
     @once_a_forward
     def total(self, streams: Names) -> int:

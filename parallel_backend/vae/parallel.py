@@ -71,7 +71,7 @@ class ParallelVAE:
         RequestError on every rank alike for latents that the VAE cannot take.
         """
         self.check("latent", latents, self.sizes.latent_channels, 1)
-        return self.run("decode", latents, latents.shape[ROWS], 1, self.sizes.scale, check)
+        return self.run("decode", self.run_decoder, latents, 1, self.sizes.scale, check)
 
     def encode(self, pictures: torch.Tensor, check: Callable[[], None] = go_on) -> torch.Tensor | None:
         """Returns the mean latents, not scaled, on index 0 of the axis; None elsewhere.
@@ -80,21 +80,20 @@ class ParallelVAE:
         """
         scale = self.sizes.scale
         self.check("image", pictures, self.sizes.channels, scale)
-        return self.run("encode", pictures, pictures.shape[ROWS] // scale, scale, 1, check)
+        return self.run("encode", self.run_encoder, pictures, scale, 1, check)
 
     @torch.inference_mode()
     def run(
         self,
         direction: str,
+        call: Callable[[torch.Tensor], torch.Tensor],
         whole: torch.Tensor,
-        rows: int,
         scale_in: int,
         scale_out: int,
         check: Callable[[], None],
     ) -> torch.Tensor | None:
-        """rows: of the latent. scale_in, scale_out: rows of the input and of the result for each latent row."""
-        bands, axis = self.bands, self.bands.axis
-        call = {"decode": self.run_decoder, "encode": self.run_encoder}[direction]
+        """scale_in, scale_out: rows of the input and of the result for each latent row."""
+        bands, axis, rows = self.bands, self.bands.axis, whole.shape[ROWS] // scale_in
         if self.kind.tiles and not any(side % scale_in for side in whole.shape[ROWS:]):
             with axis.timeline.step(direction):
                 return self.run_tiles(direction, call, whole, check)
