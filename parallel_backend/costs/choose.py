@@ -24,7 +24,7 @@ from .roofline import Prediction, compare_speeds, count_working_bytes, predict
 # Returns the memory for weights under a plan, beside a forward of so many bytes; None if it is unknown.
 Room = Callable[[ParallelPlan, float], WeightRoom | None]
 Tried = tuple[int, int]  # which of how many plans is tried
-Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
+PlanCheck = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
 TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within a third of the fastest that has run
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
@@ -33,7 +33,7 @@ UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to a
 def list_plans(
     ranks: int,
     rows: int,
-    check: Check = lambda plan: None,
+    check: PlanCheck = lambda plan: None,
     *,
     branches: bool = False,
     heads: int = 1,

@@ -83,7 +83,7 @@ class PipelineTransformer:
 
         def run_part(part: Part, forward: Forward) -> torch.Tensor | None:
             output = transformer.run((), self.arguments.cut(calls[part.call], part.rows), forward)
-            return None if output is None else rows_of(output)
+            return None if output is None else sample_of(output)
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
         self.is_inside = True
@@ -122,6 +122,6 @@ class PipelineTransformer:
             )
 
 
-def rows_of(output: Any) -> torch.Tensor:
+def sample_of(output: Any) -> torch.Tensor:
     """Returns the rows of a prediction, of which some classes return a list."""
     return output[0] if torch.is_tensor(output[0]) else torch.stack(list(output[0]))

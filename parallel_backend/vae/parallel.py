@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class VaeSizes:
     """scale: how many pixels wide one latent pixel is. latent_channels, channels: of latents and of pictures. dims: of
     both, 4 or 5."""
 
@@ -49,7 +49,7 @@ class ParallelVAE:
     only index 0 computes. Raises RequestError for a class that cannot be split or is unknown.
     """
 
-    def __init__(self, vae: torch.nn.Module, axis: Axis, sizes: Sizes, results: Axis | None = None) -> None:
+    def __init__(self, vae: torch.nn.Module, axis: Axis, sizes: VaeSizes, results: Axis | None = None) -> None:
         """results: an axis over the same ranks to collect results on the CPU; without it, results stay on the
         device."""
         self.kind = class_of(vae)
