@@ -141,7 +141,9 @@ class ParallelAttention:
         layout, degree, heads, ranks = self.layout, self.ulysses.degree, query.shape[1], self.ranks
         cache = layout.forward.cache
         by_rank = layout.lengths_by_rank(seen, cache is not None)
-        most = 1 if degree == 1 else self.part_count(query, streams)
+        rows = len(query) * heads * layout.total(streams) // (layout.axis.degree * layout.slot.patches)
+        # The same on all ranks and in all forwards of a run, because the cache keeps each part's keys separately.
+        most = 1 if degree == 1 else max(1, min(self.parts, rows // self.rows))
         return HeadShares(
             lengths=tuple(layout.lengths_by_rank(streams)[ranks.start : ranks.stop]),
             seen_lengths=tuple(layout.lengths_by_rank(seen)[ranks.start : ranks.stop]),
@@ -151,13 +153,6 @@ class ParallelAttention:
             group=group,
             parts=head_parts(tuple(self.ulysses.sizes(heads)), group, most),
         )
-
-    def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
-        """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
-        because the cache keeps each part's keys separately."""
-        batch, heads = query.shape[:2]
-        rows = batch * heads * self.layout.total(streams) // (self.layout.axis.degree * self.layout.slot.patches)
-        return max(1, min(self.parts, rows // self.rows))
 
     def attend(
         self,

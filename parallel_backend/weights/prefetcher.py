@@ -117,7 +117,7 @@ class BlockPrefetcher:
             else:
                 self.flat_blocks[place].release()
             if self.store and place in self.flat_blocks:
-                self.store.drop(place)
+                del self.store.blocks[place]
         if store and store.pinner:
             store.pinner.wait()
         self.flat_blocks, self.turns, self.buffers, self.store = flat_blocks, turns, buffers, store

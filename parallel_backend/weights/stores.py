@@ -47,9 +47,6 @@ class Store(ABC):
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes this rank's part of a block, see `FlatBlock.write`."""
 
-    def drop(self, place: int) -> None:
-        del self.blocks[place]
-
     @abstractmethod
     def length(self, block: FlatBlock) -> int:
         """Returns the length of the buffer that the block is fetched into."""

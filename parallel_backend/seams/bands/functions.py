@@ -21,7 +21,7 @@ from ...models.bands import BandTraits
 from .norm import band_group_norm
 from .rows import ROWS, Borders, RowBands, exchange_borders
 
-Func = Callable[..., torch.Tensor]
+Op = Callable[..., torch.Tensor]
 
 CHECK_EVERY = 32  # convolutions between two calls of `check`
 # Up to so many rows of a band for each border row, a convolution waits for its borders. Its inner rows would hide
@@ -73,9 +73,7 @@ class BandFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
-    def convolve(
-        self, func: Func, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
-    ) -> torch.Tensor:
+    def convolve(self, func: Op, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         given = {"stride": 1, "padding": 0, "dilation": 1, **options}
         given |= zip(CONVOLUTIONS[func], args, strict=False)
 
@@ -85,7 +83,7 @@ class BandFunctions(TorchFunctionMode):
         return self.with_borders(run, band, weight, given["stride"], given["padding"], given["dilation"])
 
     def with_borders(
-        self, run: Func, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
+        self, run: Op, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
     ) -> torch.Tensor:
         """Runs a convolution `run(rows, padding)` on the band.
 
@@ -125,7 +123,7 @@ class BandFunctions(TorchFunctionMode):
 
     def pad(
         self,
-        func: Func,
+        func: Op,
         band: torch.Tensor,
         pad: Sequence[int],
         mode: str = "constant",
@@ -144,7 +142,7 @@ class BandFunctions(TorchFunctionMode):
 
     def group_norm(
         self,
-        _func: Func,
+        _func: Op,
         band: torch.Tensor,
         num_groups: int,
         weight: torch.Tensor | None = None,
@@ -153,14 +151,14 @@ class BandFunctions(TorchFunctionMode):
     ) -> torch.Tensor:
         return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis)
 
-    def batch_norm(self, func: Func, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def batch_norm(self, func: Op, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("training") or any(args[4:5]):
             raise self.refusal("a batch norm in training")
         return func(band, *args, **kwargs)
 
     def attend(
         self,
-        func: Func,
+        func: Op,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -192,7 +190,7 @@ class BandFunctions(TorchFunctionMode):
         hidden = self.bands.gather_tokens(frames).mT > frames
         return torch.zeros_like(hidden, dtype=mask.dtype).masked_fill(hidden, float("-inf"))
 
-    def resize(self, func: Func, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def resize(self, func: Op, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """`F.interpolate` to whole multiples by repetition."""
         size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
         size, factor = options.get("size", size), options.get("scale_factor", factor)
@@ -212,7 +210,7 @@ class BandFunctions(TorchFunctionMode):
 
     def pool(
         self,
-        func: Func,
+        func: Op,
         band: torch.Tensor,
         kernel_size: Any,
         stride: Any = None,
@@ -226,7 +224,7 @@ class BandFunctions(TorchFunctionMode):
             raise self.refusal("pooling with overlaps")
         return func(band, kernel_size, stride, padding, *args, **options)
 
-    def draw(self, func: Func, *size: Any, **options: Any) -> torch.Tensor:
+    def draw(self, func: Op, *size: Any, **options: Any) -> torch.Tensor:
         """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
         if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
@@ -235,7 +233,7 @@ class BandFunctions(TorchFunctionMode):
         shape[ROWS] = scale * self.bands.rows
         return self.bands.cut(func(shape, **options), scale)
 
-    def draw_like(self, _func: Func, band: torch.Tensor, **options: Any) -> torch.Tensor:
+    def draw_like(self, _func: Op, band: torch.Tensor, **options: Any) -> torch.Tensor:
         return self.draw(torch.randn, band.shape, **{"dtype": band.dtype, "device": band.device, **options})
 
     def count(self, func: Callable[[torch.Tensor], int], band: torch.Tensor) -> int:

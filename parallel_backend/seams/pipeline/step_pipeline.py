@@ -102,7 +102,8 @@ class StepPipeline:
         has_patches = len(self.every_patch) > 1
         tokens = [count(call) if has_patches else 0 for call in calls]
         kind = self.find_kind(calls, len(own))
-        is_whole = not has_patches or self.runs_whole(kind)
+        is_whole = not has_patches or kind.whole > 0
+        kind.whole = max(0, kind.whole - 1)
         finished = [None if is_whole else dict[object, torch.Tensor]() for _ in own]
 
         def forward(segments: list[int], index: int, call: int) -> Forward:
@@ -134,12 +135,6 @@ class StepPipeline:
         while len(self.kinds) > MOST_KINDS:
             del self.kinds[next(iter(self.kinds))]
         return kind
-
-    def runs_whole(self, kind: StepKind) -> bool:
-        """Returns whether the kind's next step runs exactly, and counts it."""
-        is_whole = kind.whole > 0
-        kind.whole -= is_whole
-        return is_whole
 
 
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
