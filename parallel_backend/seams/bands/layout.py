@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import RequestError
+from ...hooks import Hooks
 from ..forward import ForwardSlot
 from ..layout import Names, TokenLayout
 from .rows import ROWS, RowBands
@@ -91,12 +92,9 @@ class RowLayout(TokenLayout):
     @contextmanager
     def showing_whole(self) -> Iterator[None]:
         """While entered, torch's functions take pictures with all rows."""
-        rows = self.bands.rows
-        self.bands.rows, self.slot.has_all_tokens = 0, True
-        try:
+        with self.bands.of(0), Hooks() as hooks:
+            hooks.replace(self.slot, "has_all_tokens", True)
             yield
-        finally:
-            self.bands.rows, self.slot.has_all_tokens = rows, False
 
     def stream_of(self, tokens: int) -> str:
         """Returns the stream of which this rank has so many tokens. Raises RequestError if there is none."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ...groups.collectives import gather
 from ...groups.mesh import Axis
+from ...hooks import Hooks
 
 ROWS = -2
 
@@ -47,12 +48,11 @@ class RowBands:
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        """While entered, the layers treat their input as this rank's band of a picture with this many rows."""
-        self.rows = rows
-        try:
+        """While entered, the layers treat their input as this rank's band of a picture with this many rows; of 0, as a
+        whole one."""
+        with Hooks() as hooks:
+            hooks.replace(self, "rows", rows)
             yield
-        finally:
-            self.rows = 0
 
     def level_sizes(self, scale: int, rows: int) -> list[int]:
         """Returns each rank's rows at the level of this scale, where the whole has `rows`. The last rank has those that
