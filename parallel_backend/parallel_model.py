@@ -120,15 +120,12 @@ class ParallelModel:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        slot = self.slot
-        slot.code = Code.BETWEEN_BLOCKS if needs_all_tokens else Code.NONE if is_plain else Code.INSIDE
-        slot.has_all_tokens = needs_all_tokens
-        agreed = agreed_values(self.mesh["sequence"], slot) if needs_all_tokens else nullcontext()
-        try:
-            with agreed:
-                yield
-        finally:
-            slot.code, slot.has_all_tokens = Code.UNKNOWN, False
+        code = Code.BETWEEN_BLOCKS if needs_all_tokens else Code.NONE if is_plain else Code.INSIDE
+        agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
+        with Hooks() as hooks, agreed:
+            hooks.replace(self.slot, "code", code)
+            hooks.replace(self.slot, "has_all_tokens", needs_all_tokens)
+            yield
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""

@@ -16,6 +16,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from ..compat import CALL
 from ..diffusers_model import DiffusersModel
 from ..groups.calls import NUMBERS, Part, allocate_output, describe_output
+from ..hooks import Hooks
 from ..seams.forward import Forward
 from .ahead import CallsAhead
 from .arguments import ModelArguments, ModelCall
@@ -86,12 +87,9 @@ class PipelineTransformer:
             return None if output is None else sample_of(output)
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
-        self.is_inside = True
-        try:
-            with transformer.compiling(1 if self.timesteps is None else len(self.timesteps)):
-                outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
-        finally:
-            self.is_inside = False
+        with Hooks() as hooks, transformer.compiling(1 if self.timesteps is None else len(self.timesteps)):
+            hooks.replace(self, "is_inside", True)
+            outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
         if mesh["batch"].degree * mesh["pipefusion"].degree == 1:  # every rank has all
             return outputs
         return self.spread(transformer.collect(outputs, parts, calls), calls)
