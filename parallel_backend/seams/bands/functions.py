@@ -31,7 +31,6 @@ SCORE_BYTES = 1 << 30  # limit for attention's scores, which some kernels hold i
 # Functions that read other rows in ways that no known model uses.
 UNKNOWN = (
     *(F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
-    *(F.conv_transpose2d, F.conv_transpose3d),
     *(F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.lp_pool2d, F.unfold, F.fold, F.grid_sample, F.affine_grid),
     *(torch.norm, F.instance_norm, F.local_response_norm, torch.roll, torch.fft.fft2, torch.fft.fftn, torch.fft.rfft2),
     *(torch.rand, torch.rand_like, torch.normal, torch.bernoulli),
@@ -224,6 +223,24 @@ class BandFunctions(TorchFunctionMode):
             raise self.refusal("pooling with overlaps")
         return func(band, kernel_size, stride, padding, *args, **options)
 
+    def deconvolve(
+        self,
+        func: Op,
+        band: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> torch.Tensor:
+        """A transposed convolution in which the results of two rows do not overlap."""
+        beyond = of_rows(padding, band) or of_rows(output_padding, band)
+        if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
+            raise self.refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
+        return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
+
     def draw(self, func: Op, *size: Any, **options: Any) -> torch.Tensor:
         """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
@@ -267,6 +284,8 @@ CONVOLUTIONS: Mapping[Callable, tuple[str, ...]] = {
 }
 HANDLERS: Mapping[Callable, Callable[..., Any]] = {
     **dict.fromkeys(CONVOLUTIONS, BandFunctions.convolve),
+    F.conv_transpose2d: BandFunctions.deconvolve,
+    F.conv_transpose3d: BandFunctions.deconvolve,
     F.pad: BandFunctions.pad,
     F.group_norm: BandFunctions.group_norm,
     F.batch_norm: BandFunctions.batch_norm,

@@ -46,7 +46,7 @@ def functions(rows: int = 6, check: Callable[[], None] = lambda: None) -> BandFu
         ("a convolution of 3 rows, padded by 2", lambda: F.conv2d(BAND, KERNEL, padding=2)),
         ("a convolution of 9 rows", lambda: F.conv2d(BAND, torch.zeros(4, 4, 9, 1), padding=(4, 0))),
         ("padding='same'", lambda: F.conv2d(BAND, KERNEL, padding="same")),
-        ("conv_transpose2d", lambda: F.conv_transpose2d(BAND, KERNEL, stride=2)),
+        ("transposed convolution", lambda: F.conv_transpose2d(BAND, KERNEL, stride=2)),
         ("a batch norm in training", lambda: torch.nn.BatchNorm2d(4)(BAND)),
         ("instance_norm", lambda: F.instance_norm(BAND)),
         ("roll", lambda: torch.roll(BAND, 1, 2)),
