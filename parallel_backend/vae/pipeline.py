@@ -33,7 +33,6 @@ class PipelineVAE:
     def __init__(self, vae: Any, axis: Axis, hooks: Hooks) -> None:
         self.kind = check_vae(vae)
         self.vae = vae
-        self.axis = axis
         self.bands = RowBands(axis)
         self.scale = rows_of_a_latent(vae)
         for module in vae.modules():
@@ -57,7 +56,7 @@ class PipelineVAE:
         every rank alike."""
         check_tiling(self.vae)
         rows = whole.shape[ROWS] // scale_in
-        if self.axis.degree == 1 or min(self.axis.sizes(rows)) < self.kind.least_rows:
+        if self.bands.axis.degree == 1 or min(self.bands.axis.sizes(rows)) < self.kind.least_rows:
             return call(whole, *args, **options)
         functions = BandFunctions(self.bands, self.kind, go_on, advice=ADVICE)
         with self.bands.of(rows):

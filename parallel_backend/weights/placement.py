@@ -20,6 +20,7 @@ from ..device import is_accelerator
 from ..groups.collectives import gather_numbers
 from ..groups.communicators import count_weights_communicator
 from ..groups.mesh import Axis, Mesh, replica_axis
+from ..hooks import Hooks
 from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
 from .fitting import OF_HOST, Links, WeightRoom, count_host_bytes, estimate_fetch_seconds, fit_weights
@@ -159,11 +160,9 @@ class WeightPlacement:
         reads_others = bool(model.fetched.store and model.fetched.store.axis)
         # Ranks that read each other's weights read on to the end: they learn of a cancel at different moments.
         bring = partial(model.bring, places, store, go_on if reads_others else ranks.check)
-        self.bringing = model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index]
-        try:
+        with Hooks() as hooks:
+            hooks.replace(self, "bringing", model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index])
             ranks.together(bring if reads_others else lambda: ranks.alone(bring))
-        finally:
-            self.bringing = 0
         if store:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
             if store.pinner and store.pinner.seconds:

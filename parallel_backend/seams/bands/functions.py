@@ -224,22 +224,15 @@ class BandFunctions(TorchFunctionMode):
         return func(band, kernel_size, stride, padding, *args, **options)
 
     def deconvolve(
-        self,
-        func: Op,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
+        self, func: Op, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
     ) -> torch.Tensor:
         """A transposed convolution in which the results of two rows do not overlap."""
-        beyond = of_rows(padding, band) or of_rows(output_padding, band)
-        if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
+        given = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, **options}
+        given |= zip(TRANSPOSED, args, strict=False)
+        stride, *others = (of_rows(given[name], band) for name in ("stride", "padding", "output_padding", "dilation"))
+        if weight.shape[ROWS] != stride or others != [0, 0, 1]:
             raise self.refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
-        return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
+        return func(band, weight, *args, **options)
 
     def draw(self, func: Op, *size: Any, **options: Any) -> torch.Tensor:
         """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
@@ -277,6 +270,7 @@ def of_rows(value: Any, band: torch.Tensor) -> int:
 
 # What they take by position, behind the weight. Some layers call cuDNN, where torch's choice takes too much memory.
 USUAL = ("bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
 CONVOLUTIONS: Mapping[Callable, tuple[str, ...]] = {
     F.conv2d: USUAL,
     F.conv3d: USUAL,
