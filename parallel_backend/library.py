@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +18,25 @@ from .compat import MOVE, execution_device
 from .device import generators, is_accelerator
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
-from .groups.collectives import gather_numbers
-from .groups.mesh import Axis, Mesh, build_mesh, in_order, picture_axis, replica_axis
+from .groups.mesh import build_mesh, in_order, picture_axis
 from .groups.mesh_layout import stages_of
+from .hooks import Hooks
 from .models import known_spec
 from .models.checks import check_module
 from .pipelines.arguments import refuse_compiled
-from .pipelines.components import ALL, IMAGES, PipelineComponents, components_of, encoders_of
+from .pipelines.components import ALL, IMAGES, PipelineComponents, encoders_of
 from .pipelines.transformer import PipelineTransformer
 from .plan import ParallelPlan
-from .vae.pipeline import PipelineVAE, check_vae, parallel_vae_of
+from .vae.pipeline import PipelineVAE, check_vae
 from .weights.folder import transformer_source
-from .weights.placement import WeightPlacement
+from .weights.placement import AllRanks, WeightPlacement
 from .weights.sizes import FETCHED
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
 
 ATTRIBUTE = "parallel_transformer"  # the attribute that marks a parallel model
+HOOKS = "parallel_hooks"  # the attribute with the hooks on a pipeline's other models
 LOADED = "loaded_transformer"  # marks a model of which `load_transformer` has read this rank's part
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low noise
 MODELS = (*TRANSFORMERS, "unet")  # in pipelines
@@ -73,18 +75,26 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         check_vae(getattr(pipeline, "vae", None))
     loaded = next((transformer for model in models if (transformer := vars(model).get(LOADED))), None)
     mesh = loaded.mesh if loaded else build_mesh(plan, device_of(pipeline, models[0]))
-    said = []
+    said, hooks = [], Hooks()
     for model in models:
-        transformer = reuse_loaded(model) if LOADED in vars(model) else place_whole(model, plan, mesh)
+        transformer: DiffusersModel | None = vars(model).get(LOADED)
+        if transformer is None:
+            transformer = DiffusersModel(model, mesh)
+            if plan.weights in FETCHED:
+                place_weights(transformer)
         calls = PipelineTransformer(transformer, pipeline)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
         forget_after(pipeline, calls, transformer)
         said.append(describe(transformer))
     if vae:
-        PipelineVAE(pipeline.vae, picture_axis(plan, mesh.device))
+        pictures = picture_axis(plan, mesh.device)
+        PipelineVAE(pipeline.vae, pictures, hooks)
+        if pictures.group:
+            hooks.on_removal(partial(dist.destroy_process_group, pictures.group))
         said.append("ranks share the rows of the VAE's pictures")
     if encoders_of(pipeline) or getattr(pipeline, "vae", None):
-        said.append(PipelineComponents(pipeline, mesh, vae, images).describe())
+        said.append(PipelineComponents(pipeline, mesh, vae, images, hooks).describe())
+    hooks.replace(pipeline, HOOKS, hooks)
     share_random_state(mesh.device)
     logging.info("%s is parallel: %s", type(pipeline).__name__, "; ".join(said))
 
@@ -108,25 +118,11 @@ def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
         check_module(plan, model)
 
 
-def place_whole(model: ModelMixin, plan: ParallelPlan, mesh: Mesh) -> DiffusersModel:
-    """Applies the plan to a model with whole weights, and moves them to where the plan keeps them."""
-    transformer = DiffusersModel(model, mesh)
-    if plan.weights in FETCHED:
-        WeightPlacement().place(AllRanks(mesh.device), transformer, plan)
-        stay_in_place(transformer)
-    return transformer
-
-
-def reuse_loaded(model: ModelMixin) -> DiffusersModel:
-    """Returns the parallel model that `load_transformer` has made, as a pipeline needs it."""
-    transformer: DiffusersModel = vars(model)[LOADED]
-    if transformer.fetched.store:
-        stay_in_place(transformer)
-    return transformer
-
-
-def stay_in_place(transformer: DiffusersModel) -> None:
-    """Keeps pipelines and their offload hooks from moving weights that are fetched."""
+def place_weights(transformer: DiffusersModel) -> None:
+    """Moves a model's weights to where its plan keeps them. Pipelines and their offload hooks do not move weights that
+    are fetched."""
+    mesh = transformer.mesh
+    WeightPlacement().place(AllRanks(mesh.device), transformer, mesh.plan)
 
     def stay(change: Callable[[torch.Tensor], torch.Tensor], _recurse: bool = True) -> ModelMixin:
         dtype = change(torch.empty(0, dtype=transformer.dtype)).dtype
@@ -137,7 +133,8 @@ def stay_in_place(transformer: DiffusersModel) -> None:
             )
         return transformer.model
 
-    transformer.hooks.replace(transformer.model, MOVE, stay)
+    if transformer.fetched.store:
+        transformer.hooks.replace(transformer.model, MOVE, stay)
 
 
 def forget_after(pipeline: Any, calls: PipelineTransformer, transformer: DiffusersModel) -> None:
@@ -178,18 +175,16 @@ def unparallelize(pipeline: Any) -> None:
             "Call unparallelize with the pipeline that parallelize was called with.",
         )
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
-    components, vae = components_of(pipeline), parallel_vae_of(pipeline)
-    groups = [transformer.fetched.store.group for transformer in transformers if transformer.fetched.store]
+    stores = [store for transformer in transformers if (store := transformer.fetched.store)]
+    groups = [store.axis.group for store in stores if store.axis]
     for transformer in transformers:
         transformer.remove()
-    if components:
-        components.remove()  # before the VAE's, which it was put on
+    if hooks := vars(pipeline).get(HOOKS):
+        hooks.remove()
     for mesh in {id(transformer.mesh): transformer.mesh for transformer in transformers}.values():
         mesh.close()
     for group in in_order(groups):
         dist.destroy_process_group(group)
-    if vae:
-        vae.remove()
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:
@@ -206,32 +201,9 @@ def load_transformer(
     """
     check_world(plan)
     transformer = DiffusersModel.build(transformer_source(folder, dtype, name), build_mesh(plan, device))
-    WeightPlacement().place(AllRanks(device), transformer, plan)
+    place_weights(transformer)
     transformer.hooks.replace(transformer.model, LOADED, transformer)
     return transformer
-
-
-class AllRanks:
-    """The ranks of the default group, in a script. A failure on one rank fails the script."""
-
-    control_group = None
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def replicas(self, plan: ParallelPlan) -> Axis:
-        return replica_axis(plan, self.device)
-
-    def together(self, action: Callable[[], Any]) -> Any:
-        result = action()
-        gather_numbers((0,), self.control_group)  # a barrier that needs no GPU
-        return result
-
-    def alone(self, action: Callable[[], Any]) -> Any:
-        return action()
-
-    def check(self) -> None:
-        """Does nothing: a script's ranks have no agreement on failures."""
 
 
 def check_world(plan: ParallelPlan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,8 +16,7 @@ from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .costs.memory import stale_bytes
 from .errors import PlanError, RequestError
-from .groups.calls import Call, Forms, Output, Part, Pass, collect_calls, receive_output, send_output, share_out
-from .groups.collectives import gather
+from .groups.calls import Call, Forms, Output, Part, collect_calls, receive_output, send_output, share_out
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
 from .models.checks import count_tokens, patch_of
@@ -30,10 +28,9 @@ from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.stages import StageExit, StageMessage, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, count_picture_tokens
-from .weights.prefetcher import BlockPrefetcher, blocks_at
-from .weights.sizes import sizes_of_model
+from .weights.prefetcher import BlockPrefetcher
+from .weights.sizes import blocks_of, sizes_of_model
 
-BATCH_DIM, CHANNEL_DIM = 0, 1
 PLAIN = (bool, int, float, str)  # values without tensors
 
 
@@ -62,8 +59,7 @@ class ParallelModel:
         # Runs the networks beside the model, such as ControlNets, on this rank's rows; returns the call's arguments.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
         self.install(mesh)
-        lists = blocks_at(model, self.spec.paths(model) if self.spec else ())
-        own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
+        own = {path: block for path, block in blocks_of(model).items() if not isinstance(block, StandIn)}
         shared = self.spec.shared if self.spec else ()
         self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
         self.compiled = CompiledBlocks(self.blocks or [model], mesh.device)
@@ -124,15 +120,12 @@ class ParallelModel:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        slot = self.slot
-        slot.code = Code.BETWEEN_BLOCKS if needs_all_tokens else Code.NONE if is_plain else Code.INSIDE
-        slot.has_all_tokens = needs_all_tokens
-        agreed = agreed_values(self.mesh["sequence"], slot) if needs_all_tokens else nullcontext()
-        try:
-            with agreed:
-                yield
-        finally:
-            slot.code, slot.has_all_tokens = Code.UNKNOWN, False
+        code = Code.BETWEEN_BLOCKS if needs_all_tokens else Code.NONE if is_plain else Code.INSIDE
+        agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
+        with Hooks() as hooks, agreed:
+            hooks.replace(self.slot, "code", code)
+            hooks.replace(self.slot, "has_all_tokens", needs_all_tokens)
+            yield
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
@@ -245,33 +238,6 @@ class ParallelModel:
         """Whether this rank sends the result of its batch group."""
         return not any(self.mesh[name].index for name in TOKEN_AXES)
 
-    def predict(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
-    ) -> torch.Tensor | None:
-        """Returns the whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W) on every rank of the last
-        stage. None on other ranks.
-
-        given: the model's other arguments. axis: splits the batch. Only the segments that run in `forward` are valid in
-        the prediction.
-        """
-        sides = zip(latents.shape[2:], self.patch(latents), strict=True)
-        forward.image_tokens = math.prod(length // side for length, side in sides)
-        local = self.predict_rows(latents, timestep_B, given, axis, forward)
-        if self.link and not self.link.is_last:
-            return None
-        own = latents[:0].to(self.mesh.device, self.dtype) if local is None else local  # of a rank that has no rows
-        return gather(own, BATCH_DIM, len(latents), axis)
-
-    def predict_rows(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
-    ) -> torch.Tensor | None:
-        """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
-        rows = latents.to(self.mesh.device, self.dtype, non_blocking=True)
-        if given.channels is not None:
-            rows = torch.cat([rows, given.channels.to(rows)], CHANNEL_DIM)
-        args = (rows, timestep_B.to(self.mesh.device, non_blocking=True))
-        return self.run_rows(args, given.kwargs, len(latents), axis, forward)
-
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """Runs the model on this rank's rows. None if it has no rows, or its tokens went to the next stage."""
         if not axis.own_size(size):
@@ -287,10 +253,10 @@ class ParallelModel:
         kwargs = self.kept.identify(self.complete(args, kwargs))
         if self.slot.code in (Code.INSIDE, Code.BETWEEN_BLOCKS):
             kwargs = self.copied(kwargs)
-        try:
-            with self.slot.enter(forward), self.fetched.forward(StageExit):
-                output = self.model(*args, **kwargs)
-        except StageExit:
+        output = None
+        with self.slot.enter(forward), self.fetched.forward(StageExit):
+            output = self.model(*args, **kwargs)
+        if output is None:
             return None
         if forward.segments and not forward.gathered and self.slot.code is not Code.BETWEEN_BLOCKS:
             raise RequestError(
@@ -302,7 +268,7 @@ class ParallelModel:
     def copied(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments with copies of their tensors: a node's function may write into what it gets, and the
         next forward gets the same. What the model knows by identity stays."""
-        own = (ALWAYS_WHOLE, CONTROL, *self.kept.given)  # what ControlNets return is made for one forward
+        own = (ALWAYS_WHOLE, CONTROL, *self.kept.names)  # what ControlNets return is made for one forward
         copy = partial(tree_map_only, torch.Tensor, torch.clone)
         return {name: value if name in own else copy(value) for name, value in kwargs.items()}
 

@@ -15,7 +15,7 @@ from ..errors import PlanError
 from ..models.checks import changes_of, check_module, sizes_of
 from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan
-from .choose import Check, list_plans
+from .choose import PlanCheck, list_plans
 from .forward import Work
 
 IDLE_REQUESTS = 2
@@ -46,7 +46,7 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
     return found or [ParallelPlan()]
 
 
-def checks_of(model: torch.nn.Module, work: Work) -> Check:
+def checks_of(model: torch.nn.Module, work: Work) -> PlanCheck:
     """Returns what raises PlanError if the model or the work does not allow a plan."""
     tokens = shareable(model)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
@@ -23,24 +24,16 @@ from .roofline import Prediction, compare_speeds, count_working_bytes, predict
 # Returns the memory for weights under a plan, beside a forward of so many bytes; None if it is unknown.
 Room = Callable[[ParallelPlan, float], WeightRoom | None]
 Tried = tuple[int, int]  # which of how many plans is tried
-Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
+PlanCheck = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 PATCHES = (1, 2, 4)  # how many patches for each stage are tried
 TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within a third of the fastest that has run
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
-def allows(check: Check, plan: ParallelPlan) -> bool:
-    try:
-        check(plan)
-    except PlanError:
-        return False
-    return True
-
-
 def list_plans(
     ranks: int,
     rows: int,
-    check: Check = lambda plan: None,
+    check: PlanCheck = lambda plan: None,
     *,
     branches: bool = False,
     heads: int = 1,
@@ -70,7 +63,8 @@ def list_plans(
             continue
         cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
         plan = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
-        if allows(check, plan):
+        with suppress(PlanError):
+            check(plan)
             found.append(plan)
     return sorted(found, key=order)
 

@@ -57,10 +57,10 @@ class BandCost(NamedTuple):
     group_norms: float = 0.0
 
 
-Amounts = TypeVar("Amounts", Cost, BandCost)
+AnyCost = TypeVar("AnyCost", Cost, BandCost)
 
 
-def add_up(*costs: Amounts) -> Amounts:
+def add_up(*costs: AnyCost) -> AnyCost:
     """Adds costs of one kind."""
     return type(costs[0])(*map(sum, zip(*costs, strict=True)))
 

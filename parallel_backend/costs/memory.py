@@ -20,20 +20,20 @@ from ..plan import ParallelPlan
 from ..weights.sizes import WeightSizes
 
 # A is the bytes of all tokens between two blocks, and N ranks share the tokens. Then a rank needs at most
-# IN_BLOCKS × A / N in its blocks, and WHOLE × A for the streams that it has whole: before and after the blocks, and
+# IN_BLOCKS × A / N in its blocks, and OUTSIDE × A for the streams that it has whole: before and after the blocks, and
 # between blocks whose streams do not stay local.
 # tests/engine/cuda/test_sizes.py measures both on models of published sizes.
-IN_BLOCKS, WHOLE = 20, 3
+IN_BLOCKS, OUTSIDE = 20, 3
 
 
 def device_bytes(activation: float) -> float:
     """Returns what one device needs for a forward. activation: bytes of all tokens between two blocks, for all rows."""
-    return (IN_BLOCKS + WHOLE) * activation
+    return (IN_BLOCKS + OUTSIDE) * activation
 
 
 def token_factor(plan: ParallelPlan) -> float:
     """Returns the share of a row's bytes on the rank with the most tokens; 1 if tokens are not shared."""
-    return (WHOLE + IN_BLOCKS * largest_share(plan, TOKEN_AXES)) / (IN_BLOCKS + WHOLE)
+    return (OUTSIDE + IN_BLOCKS * largest_share(plan, TOKEN_AXES)) / (IN_BLOCKS + OUTSIDE)
 
 
 def rank_bytes(whole: float, rows: int, plan: ParallelPlan) -> float:

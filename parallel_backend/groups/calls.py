@@ -18,6 +18,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that a
 NUMBERS = 64  # how many describe an output
 
 Output = torch.Tensor | Sequence[torch.Tensor]
+# The forms of outputs that ranks have sent or received along an axis, by sender and kind, as `describe_output` encodes
+# them. A description goes before the first output of a kind: to read it, the host waits for the device.
+Forms = dict[Hashable, list[int]]
 
 
 class Call(NamedTuple):
@@ -40,16 +43,6 @@ class Call(NamedTuple):
     def kind(self) -> tuple:
         """What the form of the result depends on, beside the number of rows."""
         return tuple((each.shape, each.dtype) for each in self.latents)
-
-
-class Pass(NamedTuple):
-    """One of the forwards of a sampling's step. branches: of its rows, one per batch of latents in order: 0 for cond, 1
-    for uncond. kwargs: the model's arguments other than latents and timesteps. channels: appended to the latents' own,
-    and not sampled."""
-
-    branches: tuple[int, ...]
-    kwargs: dict[str, Any]
-    channels: torch.Tensor | None = None
 
 
 class Part(NamedTuple):
@@ -92,22 +85,6 @@ def _share_out_by_speed(sizes: Sequence[int], groups: Axis) -> list[Part]:
     return parts
 
 
-class Forms:
-    """The dtypes and shapes of outputs that ranks have sent or received along one axis, by kind. A description goes
-    before the first of a kind: to read it, the host waits for the device."""
-
-    def __init__(self) -> None:
-        self.known: dict[Hashable, list[int]] = {}
-
-    def learn(self, kind: Hashable, output: Output) -> bool:
-        """Whether an output is the first of its kind. Raises RuntimeError if it has another form than that one."""
-        own = describe_output(output)
-        is_new = kind not in self.known
-        if self.known.setdefault(kind, own) != own:
-            raise RuntimeError("For latents of one shape, the model returned tensors of different shapes or dtypes.")
-        return is_new
-
-
 def collect_calls(
     outputs: Sequence[Output],
     parts: Sequence[Part],
@@ -145,14 +122,11 @@ def collect_calls(
 
 
 def _join(parts: Sequence[Output]) -> Output:
-    """Joins the outputs of a call's parts."""
-    joined = [join_rows(rows) for rows in zip(*map(tensors_of, parts), strict=True)]
+    """Joins the rows of a call's parts. A single part stays as it is: a copy would take the device's time."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = [torch.cat(rows, BATCH_DIM) for rows in zip(*map(tensors_of, parts), strict=True)]
     return joined[0] if isinstance(parts[0], torch.Tensor) else joined
-
-
-def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joins the rows of a tensor's parts. A single part stays as it is: a copy would take the device's time."""
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], BATCH_DIM)
 
 
 def tensors_of(output: Output) -> list[torch.Tensor]:
@@ -160,25 +134,27 @@ def tensors_of(output: Output) -> list[torch.Tensor]:
 
 
 def send_output(output: Output, axis: Axis, forms: Forms, kind: Hashable | None) -> None:
-    """Sends an output to the first group or stage of an axis. kind: None if the other side knows its form."""
-    tensors = tensors_of(output)
+    """Sends an output to the first group or stage of an axis. kind: None if the other side knows its form. Raises
+    RuntimeError if it has another form than the first of its kind."""
+    tensors, own, key = tensors_of(output), describe_output(output), (axis.index, kind)
+    is_new = kind is not None and key not in forms
+    if kind is not None and forms.setdefault(key, own) != own:
+        raise RuntimeError("For latents of one shape, the model returned tensors of different shapes or dtypes.")
     with axis.timeline.communication("send"):
-        if kind is not None and forms.learn((axis.index, kind), output):
-            description = torch.tensor(describe_output(output), device=tensors[0].device)
-            dist.send(description, axis.global_rank(0), group=axis.group)
+        if is_new:
+            dist.send(torch.tensor(own, device=tensors[0].device), axis.global_rank(0), group=axis.group)
         for tensor in tensors:
             dist.send(tensor.contiguous(), axis.global_rank(0), group=axis.group)
 
 
 def receive_output(group: int, axis: Axis, device: torch.device, forms: Forms, kind: Hashable) -> Output:
     """Receives what `send_output` sends."""
-    known = forms.known
-    if (group, kind) not in known:
+    if (group, kind) not in forms:
         description = torch.empty(NUMBERS, dtype=torch.int64, device=device)
         with axis.timeline.communication("receive"):
             dist.recv(description, axis.global_rank(group), group=axis.group)
-        known[group, kind] = description.tolist()
-    return receive_into(allocate_output(known[group, kind], device), group, axis)
+        forms[group, kind] = description.tolist()
+    return receive_into(allocate_output(forms[group, kind], device), group, axis)
 
 
 def receive_like(like: Output, rows: int, group: int, axis: Axis) -> Output:

@@ -63,23 +63,20 @@ def of_axis(name: str, row: Iterable[int]) -> Communicator:
     ranks = tuple(row)
     if name == "ulysses":
         return Communicator(ranks, pairs=frozenset(itertools.permutations(ranks, 2)))
-    if name in ("ring", "pipefusion"):
+    if name == "ring":
         return Communicator(ranks, pairs=frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True)))
     if name == "sequence":
         return Communicator(ranks, gathers=True)
     return Communicator(ranks, True, frozenset((rank, ranks[0]) for rank in ranks[1:]))
 
 
-def list_axes(plan: ParallelPlan, has_links: bool) -> list[Communicator]:
-    """Lists the communicators of all rows of a plan's axes, in the order in which the ranks build them.
-
-    has_links: whether stages have links. Then their axis needs no other: the last stage's link to the first returns the
-    result.
-    """
+def list_axes(plan: ParallelPlan) -> list[Communicator]:
+    """Lists the communicators of all rows of a plan's axes, in the order in which the ranks build them. Stages
+    have links instead; the last one's link to the first returns the result."""
     found: dict[tuple[int, ...], Communicator] = {}
     for name, parts in ({name: (name,) for name in plan.degrees()} | JOINT_AXES).items():
         split = [part for part in parts if getattr(plan, part) > 1]
-        if not split or (has_links and name == "pipefusion"):
+        if not split or name == "pipefusion":
             continue
         for row in rows_along(plan, *split):
             each = of_axis(name, row)
@@ -104,7 +101,7 @@ def list_communicators(plan: ParallelPlan) -> list[Communicator]:
     """Lists the communicators of a plan's ranks on GPUs, beside torch's own. The first is the VAE's, too."""
     if plan.world_size == 1:
         return []
-    axes, world = list_axes(plan, True), over_all(range(plan.world_size))
+    axes, world = list_axes(plan), over_all(range(plan.world_size))
     world = next((each | world for each in axes if each.ranks == world.ranks), world)
     others = [each for each in axes if each.ranks != world.ranks]
     weights = list_replicas(plan) if plan.weights == SHARED else []

@@ -143,7 +143,6 @@ def start_distributed(
 def build_mesh(
     plan: ParallelPlan,
     device: torch.device,
-    link_groups: bool | None = None,
     timeline: Timeline = SILENT,
     world: Axis | None = None,
 ) -> Mesh:
@@ -152,15 +151,14 @@ def build_mesh(
     All ranks of the default group call it together, even those outside of the plan. `communicators.py` says which
     groups there are. Each costs memory, threads and sockets on every rank. No axis uses the default group, so that it
     survives when the mesh's groups break.
-    link_groups: gives each link between stages a group of its own; by default, on GPUs. NCCL needs this, because
-    messages of one group wait for each other: a receive posted early would block the send that it depends on.
+    Each link between stages has a group of its own, because NCCL's messages of one group wait for each other: a receive
+    posted early would block the send that it depends on.
     timeline: records the steps that run on the mesh.
     world: an axis over all of the plan's ranks. Other axes over all of them use its group. The mesh does not close it.
     """
-    has_links = plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups)
     rank, side_by_side = dist.get_rank(), most_side_by_side(plan)
-    of_axes = build_groups(device, list_axes(plan, has_links), side_by_side, world)
-    links = build_groups(device, list_links(plan) if has_links else (), side_by_side)  # each needs a group of its own
+    of_axes = build_groups(device, list_axes(plan), side_by_side, world)
+    links = build_groups(device, list_links(plan), side_by_side)
     groups = {each.ranks: group for each, group in of_axes.items()}
     link_in, link_out = (
         next((group for each, group in links.items() if any(pair[end] == rank for pair in each.pairs)), None)
@@ -172,11 +170,8 @@ def build_mesh(
         row = next((tuple(row) for row in rows_along(plan, *split) if rank in row), ()) if split else ()
         axes[name] = Axis(groups.get(row), len(row), row.index(rank), ranks=row) if row else Axis(None, 1, 0)
     stages = axes["pipefusion"]
-    if has_links:  # the last stage returns the result to the first by its link to it
-        ends = {0: link_in, stages.degree - 1: link_out}
-        axes["pipefusion"] = replace(stages, group=ends.get(stages.index))
-    else:
-        link_in = link_out = stages.group
+    ends = {0: link_in, stages.degree - 1: link_out}  # the last stage returns the result to the first by its link to it
+    axes["pipefusion"] = replace(stages, group=ends.get(stages.index))
     places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..hooks import Hooks
-from .spec import FULL_LENGTH, LOCAL, OTHER, BlockList
+from .spec import FULL_LENGTH, OTHER, BlockList
 from .usual import JOINED, JOINT, PROJ_OUT, register_usual
 
 SINGLE = "single_transformer_blocks"
@@ -80,14 +80,12 @@ def keep_rotary_on_device(path: str) -> Callable[[Any, Hooks], None]:
 
 
 # CogVideoX (https://arxiv.org/abs/2408.06072) 1.0 and 1.5, from text or from an image.
-COGVIDEOX = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+COGVIDEOX = replace(
+    JOINT,
     returns=("img", "txt"),
     attention={"attn1": "txt+img"},
     sides={"image_rotary_emb": (0, "img")},
     whole=("temb", "attention_kwargs"),
-    between=LOCAL,
 )
 register_usual("CogVideoXTransformer3DModel", COGVIDEOX, head=None)
 # CogView4 (https://github.com/THUDM/CogView4).
@@ -114,13 +112,13 @@ register_usual("HunyuanVideoTransformer3DModel", DOUBLE, HUNYUAN_SINGLE, image="
 
 # HiDream I1 (https://arxiv.org/abs/2505.22705). Every block adds a text of its own, and drops it again: with PipeFusion
 # it would have to go with every patch.
-DOUBLE = BlockList(
+DOUBLE = replace(
+    COGVIDEOX,
     path="double_stream_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("img", "txt"),
     attention={"block.attn1": "img+txt"},
     sides={"image_rotary_emb": (1, "img+txt"), "hidden_states_masks": (1, "img")},
     whole=("temb",),
+    between=FULL_LENGTH,
 )
 HIDREAM_SINGLE = replace(
     DOUBLE,

@@ -1,11 +1,12 @@
 """Mochi 1 (https://github.com/genmoai/mochi), from text. Its text is narrower than its video."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .spec import LOCAL, BlockList
+from .joint import COGVIDEOX
 from .usual import register_usual, replace_processors
 
 
@@ -49,14 +50,11 @@ class Processor:
         return attn.to_out[0](of_image), of_text if attn.context_pre_only else attn.to_add_out(of_text)
 
 
-BLOCKS = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("img", "txt"),
+BLOCKS = replace(
+    COGVIDEOX,
     attention={"attn1": "img+txt"},
     sides={"image_rotary_emb": (0, "img"), "encoder_attention_mask": (1, "txt")},
     local_masks={"attn1": ""},
     whole=("temb",),
-    between=LOCAL,
 )
 register_usual("MochiTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))

@@ -24,14 +24,11 @@ LTX = replace(
 register_usual("LTXVideoTransformer3DModel", LTX)
 
 # Wan 2.1 and 2.2 (https://arxiv.org/abs/2503.20314), from text, from an image, or between two images.
-WAN = single_stream(
-    "blocks",
-    "hidden_states",
-    "attn1",
-    stream="img",
+WAN = replace(
+    DIT,
+    path="blocks",
     sides={"rotary_emb": (1, "img"), "temb": ByFrame(4, "img")},
     whole=("encoder_hidden_states",),
-    between=LOCAL,
 )
 register_usual("WanTransformer3DModel", WAN)
 # SkyReels V2 (https://arxiv.org/abs/2504.13074) from text or an image: Wan's blocks. Without diffusion forcing.

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..compat import tree_leaves, version_of
+from ..seams.kept import is_equal
 from .agreement import all_agree
-from .arguments import TIMESTEP, ModelCall, is_equal
+from .arguments import TIMESTEP, ModelCall
 
 MOST_FOLLOWERS = 4  # of which none was asked for twice
 

@@ -21,6 +21,7 @@ from ..groups.calls import Call
 from ..groups.mesh import Axis
 from ..models import ModelSpec
 from ..plan import ParallelPlan
+from ..seams.kept import first_equal
 from .agreement import Batch, check_same, is_batch, parts_of
 
 BATCH_DIM = 0
@@ -134,14 +135,9 @@ class ModelArguments:
 
     def identify(self, value: torch.Tensor) -> torch.Tensor:
         """Returns the tensor of an earlier call with the same values, or this one if there is none."""
-        found = next((each for each in self.known if each is value), None)  # comparing values makes the host wait
-        if found is None:
-            found = next((each for each in self.known if is_equal(each, value)), None)
-        if found is not None:
-            return found
-        most = MOST_VALUES * len(self.signature.parameters)
-        self.known = [value, *self.known[: most - 1]]
-        return value
+        found = first_equal(self.known, value)
+        del self.known[: -MOST_VALUES * len(self.signature.parameters)]
+        return found
 
     def cut(self, call: ModelCall, rows: Axis) -> dict[str, Any]:
         """Returns this rank's rows of a call's arguments. rows: the batch as an axis splits it."""
@@ -203,12 +199,6 @@ def refuse_compiled(model: torch.nn.Module, plan: ParallelPlan) -> None:
             f"This {type(model).__name__} was compiled by itself ({part}), so that its blocks cannot be shared.",
             "Leave out its compile() or compile_repeated_blocks(), and use compile=on in the plan.",
         )
-
-
-def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same form and values."""
-    same = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return same and torch.equal(one, other)
 
 
 def flatten(arguments: dict[str, Any]) -> dict[str, Any]:

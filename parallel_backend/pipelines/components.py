@@ -22,7 +22,6 @@ from ..hooks import Hooks
 from ..seams.arguments import Parameters
 from .agreement import check_same
 
-ATTRIBUTE = "parallel_components"  # marks a pipeline whose ranks share them
 BATCH_DIM = 0
 ENCODER = "text_encoder"  # how the names of text encoders begin
 INPUTS = ("input_ids", "attention_mask")  # of an encoder, a row for each prompt
@@ -31,16 +30,15 @@ ALL, FIRST = IMAGES = ("all", "first")
 
 
 class PipelineComponents:
-    """Replaces the calls of a pipeline's text encoders and decoder until `remove`.
+    """Replaces the calls of a pipeline's text encoders and decoder until the hooks are removed.
 
     A rank without rows computes one of another rank and drops it, because it needs the form of the result. This costs
     no time, because it would wait for the other ranks anyway.
     rows: all ranks. pictures: the ranks that decode other pictures; fewer where several share the rows of one.
     """
 
-    def __init__(self, pipeline: Any, mesh: Mesh, shares_vae: bool, images: str) -> None:
+    def __init__(self, pipeline: Any, mesh: Mesh, shares_vae: bool, images: str, hooks: Hooks) -> None:
         """shares_vae: whether ranks share the rows of a picture. images: which ranks get all pictures."""
-        self.hooks = Hooks()
         self.device = mesh.device
         self.rows = Axis(dist.group.WORLD, dist.get_world_size(), dist.get_rank())
         self.pictures = mesh["dp"].evenly if shares_vae else self.rows
@@ -48,18 +46,13 @@ class PipelineComponents:
         self.names = [*encoders_of(pipeline), *(["vae"] if getattr(pipeline, "vae", None) else [])]
         for name, encoder in encoders_of(pipeline).items():
             before, parameters = getattr(encoder, CALL), Parameters(inspect.signature(encoder.forward))
-            self.hooks.replace(encoder, CALL, partial(self.encode, name, before, parameters))
+            hooks.replace(encoder, CALL, partial(self.encode, name, before, parameters))
         if vae := getattr(pipeline, "vae", None):
-            self.hooks.replace(vae, "decode", partial(self.decode, vae.decode))
-        self.hooks.replace(pipeline, ATTRIBUTE, self)
+            hooks.replace(vae, "decode", partial(self.decode, vae.decode))
 
     def describe(self) -> str:
         """Says in words what is shared."""
         return f"{self.rows.degree} ranks share the batch of {' and '.join(self.names)}"
-
-    def remove(self) -> None:
-        """Removes everything from the pipeline."""
-        self.hooks.remove()
 
     def encode(self, name: str, call: Callable[..., Any], parameters: Parameters, *args: Any, **kwargs: Any) -> Any:
         """Returns what an encoder returns for all prompts, without keys that it would keep for words to come. Raises
@@ -121,8 +114,3 @@ def encoders_of(pipeline: Any) -> dict[str, torch.nn.Module]:
         for name, each in components.items()
         if name.startswith(ENCODER) and isinstance(each, torch.nn.Module)
     }
-
-
-def components_of(pipeline: Any) -> PipelineComponents | None:
-    """Returns what makes a pipeline's other models parallel, if something does."""
-    return vars(pipeline).get(ATTRIBUTE)

@@ -16,6 +16,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from ..compat import CALL
 from ..diffusers_model import DiffusersModel
 from ..groups.calls import NUMBERS, Part, allocate_output, describe_output
+from ..hooks import Hooks
 from ..seams.forward import Forward
 from .ahead import CallsAhead
 from .arguments import ModelArguments, ModelCall
@@ -59,11 +60,6 @@ class PipelineTransformer:
         return (whole,) if call.constant.get("return_dict") is False else Transformer2DModelOutput(sample=whole)
 
     @property
-    def steps(self) -> int:
-        """How many calls a sampling has, or a part of them."""
-        return 1 if self.timesteps is None else len(self.timesteps)
-
-    @property
     def scheduler(self) -> Any:
         """The pipeline's, which may be replaced between two calls."""
         return getattr(self.pipeline, "scheduler", None)
@@ -88,15 +84,12 @@ class PipelineTransformer:
 
         def run_part(part: Part, forward: Forward) -> torch.Tensor | None:
             output = transformer.run((), self.arguments.cut(calls[part.call], part.rows), forward)
-            return None if output is None else rows_of(output)
+            return None if output is None else sample_of(output)
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
-        self.is_inside = True
-        try:
-            with transformer.compiling(self.steps):
-                outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
-        finally:
-            self.is_inside = False
+        with Hooks() as hooks, transformer.compiling(1 if self.timesteps is None else len(self.timesteps)):
+            hooks.replace(self, "is_inside", True)
+            outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
         if mesh["batch"].degree * mesh["pipefusion"].degree == 1:  # every rank has all
             return outputs
         return self.spread(transformer.collect(outputs, parts, calls), calls)
@@ -127,6 +120,6 @@ class PipelineTransformer:
             )
 
 
-def rows_of(output: Any) -> torch.Tensor:
+def sample_of(output: Any) -> torch.Tensor:
     """Returns the rows of a prediction, of which some classes return a list."""
     return output[0] if torch.is_tensor(output[0]) else torch.stack(list(output[0]))

@@ -7,23 +7,25 @@ to come. The result depends on the number of patches, not on the number of stage
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from ..compat import tree_leaves
 from ..device import is_accelerator
-from ..groups.calls import Pass
 from ..groups.collectives import gather
 from ..parallel_model import ParallelModel
 from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
-from ..seams.pipeline.regions import part_of, patch_regions, put_part
+from ..seams.pipeline.regions import part_of, patch_regions, put_part, token_grid
 from ..seams.pipeline.stages import StageLink, StageMessage
 from .schedulers import check_patchwise
 from .stepper import Stepper
 
+BATCH_DIM, CHANNEL_DIM = 0, 1
 SERIAL_STEPS = 2  # with the whole step before them, as many as the history of a scheduler has
 
 
@@ -45,6 +47,16 @@ class Watch:
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
         """Called after a step on the ranks of the first stage. denoised: in the shape of the latents, if known."""
+
+
+class Pass(NamedTuple):
+    """One of the forwards of a sampling's step. branches: of its rows, one per batch of latents in order: 0 for cond, 1
+    for uncond. kwargs: the model's arguments other than latents and timesteps. channels: appended to the latents' own,
+    and not sampled."""
+
+    branches: tuple[int, ...]
+    kwargs: dict[str, Any]
+    channels: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +137,9 @@ class _Run:
         )
         self.inputs = stepper.model_input(self.latents, 0)
         self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
-        self.regions: list[torch.Tensor] = []
+        self.tokens, self.regions = 0, list[torch.Tensor]()
         if len(self.patches) > 1:
+            self.tokens = math.prod(token_grid(latents, model.patch(latents)))
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
@@ -162,15 +175,19 @@ class _Run:
         axis = mesh["dp" if self.splits_passes else "batch"]
         timestep = self.stepper.timesteps[step] * self.timestep_scale
         for index in self.own_passes:
-            forward = Forward(segments, self.caches[index], step, index, differences=self.differences[index])
-            rows = torch.cat([self.inputs] * len(self.passes[index].branches))
+            branches, kwargs, channels = self.passes[index]
+            latents = torch.cat([self.inputs] * len(branches)).to(self.model.dtype)
+            rows = latents if channels is None else torch.cat([latents, channels.to(latents)], CHANNEL_DIM)
             timestep_B = torch.full((len(rows),), timestep, device=rows.device)
-            predictions.append(self.model.predict(rows, timestep_B, self.passes[index], axis, forward))
-        if predictions[0] is None or len(self.branches) == 1:
-            return predictions[0]
+            forward = Forward(segments, self.caches[index], step, index, self.tokens, self.differences[index])
+            own = self.model.run_rows((rows, timestep_B), kwargs, len(rows), axis, forward)
+            if not self.link or self.link.is_last:
+                predictions.append(gather(latents[:0] if own is None else own, BATCH_DIM, len(rows), axis))
+        if not predictions or len(self.branches) == 1:
+            return next(iter(predictions), None)
         prediction = torch.cat(predictions)
         if self.splits_passes:
-            prediction = gather(prediction, 0, 2 * len(prediction), mesh["cfg"].evenly)
+            prediction = gather(prediction, BATCH_DIM, 2 * len(prediction), mesh["cfg"].evenly)
         parts = prediction.float().chunk(2)
         cond, uncond = (parts[self.branches.index(branch)] for branch in (0, 1))
         return uncond + self.guidance * (cond - uncond)

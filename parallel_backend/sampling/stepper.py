@@ -34,7 +34,6 @@ class Stepper:
         readable = on_cpu(scheduler)  # reading its numbers from a device would wait for each
         self.timesteps: list[float] = readable.timesteps[begin:].tolist()
         self.levels = [noise_level(readable, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
-        self.starts_from_noise = begin == 0
         self.takes = inspect.signature(scheduler.step).parameters
         self.previous_original: torch.Tensor | None = None
         if hasattr(self.scheduler, "set_begin_index"):
@@ -81,7 +80,7 @@ class Stepper:
 
     def initial(self, noise: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
         """Returns the latents for call 0: noise alone for a full run, else `original` at that noise level."""
-        if self.starts_from_noise:
+        if not self.begin:
             return noise.float() * getattr(self.scheduler, "init_noise_sigma", 1.0)
         return self.noised(original, noise, 0)
 

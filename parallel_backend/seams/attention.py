@@ -38,7 +38,6 @@ ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 class HeadShares(NamedTuple):
     """How the ranks share attention calls with tensors of one shape in a forward.
 
-    ranks: of the Ulysses group, on the sequence axis.
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
     ring_lengths: keys by rank of the ring.
     places: of fresh keys in the cache, if there is one.
@@ -46,7 +45,6 @@ class HeadShares(NamedTuple):
     parts: in which heads are exchanged.
     """
 
-    ranks: range
     lengths: tuple[int, ...]
     seen_lengths: tuple[int, ...]
     ring_lengths: list[int]
@@ -68,6 +66,8 @@ class ParallelAttention:
         """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
+        start = self.ring.index * self.ulysses.degree
+        self.ranks = range(start, start + self.ulysses.degree)  # of the Ulysses group, on the sequence axis
         self.layout = layout
         self.backend = backend
         self.parts = parts
@@ -103,7 +103,7 @@ class ParallelAttention:
         heads, kv_heads = query.shape[1], key.shape[1]
         at = (self, streams, seen, query.shape, kv_heads)
         shares = forward.once(at, lambda: self.share_heads(streams, seen, query, heads // kv_heads))
-        mask = None if attn_mask is None else mask_of_group(attn_mask, self.layout, streams, seen, shares.ranks)
+        mask = None if attn_mask is None else mask_of_group(attn_mask, self.layout, streams, seen, self.ranks)
         attend = partial(self.attend, shares, owner, mask, scale, kept)
         if self.ulysses.degree == 1:
             return attend(0, query, key, value)
@@ -138,12 +138,13 @@ class ParallelAttention:
         self, streams: tuple[str, ...], seen: tuple[str, ...], query: torch.Tensor, group: int
     ) -> HeadShares:
         """Shares the heads of calls with queries of this shape. group: how many query heads share a key head."""
-        layout, degree, heads = self.layout, self.ulysses.degree, query.shape[1]
-        ranks, cache = range(self.ring.index * degree, (self.ring.index + 1) * degree), layout.forward.cache
+        layout, degree, heads, ranks = self.layout, self.ulysses.degree, query.shape[1], self.ranks
+        cache = layout.forward.cache
         by_rank = layout.lengths_by_rank(seen, cache is not None)
-        most = 1 if degree == 1 else self.part_count(query, streams)
+        rows = len(query) * heads * layout.total(streams) // (layout.axis.degree * layout.slot.patches)
+        # The same on all ranks and in all forwards of a run, because the cache keeps each part's keys separately.
+        most = 1 if degree == 1 else max(1, min(self.parts, rows // self.rows))
         return HeadShares(
-            ranks=ranks,
             lengths=tuple(layout.lengths_by_rank(streams)[ranks.start : ranks.stop]),
             seen_lengths=tuple(layout.lengths_by_rank(seen)[ranks.start : ranks.stop]),
             ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
@@ -152,13 +153,6 @@ class ParallelAttention:
             group=group,
             parts=head_parts(tuple(self.ulysses.sizes(heads)), group, most),
         )
-
-    def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
-        """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
-        because the cache keeps each part's keys separately."""
-        batch, heads = query.shape[:2]
-        rows = batch * heads * self.layout.total(streams) // (self.layout.axis.degree * self.layout.patches)
-        return max(1, min(self.parts, rows // self.rows))
 
     def attend(
         self,
@@ -222,7 +216,6 @@ def mask_of_group(
     Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
     RequestError for a mask over anything else.
     """
-    columns = layout.forward.running if layout.forward.cache is None else layout.slot.every_segment()
     tokens, keys = layout.total(streams), layout.total(seen)
     if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
         raise RequestError(
@@ -230,9 +223,10 @@ def mask_of_group(
             "Use ulysses=1, ring=1 and pipefusion=1.",
         )
     every_rank = range(layout.axis.degree)
-    mask = mask.index_select(-1, layout.token_order(seen, every_rank, tuple(columns), mask.device))
+    has_cache = layout.forward.cache is not None
+    mask = mask.index_select(-1, layout.token_order(seen, every_rank, has_cache, mask.device))
     if mask.shape[-2] != 1:
-        mask = mask.index_select(-2, layout.token_order(streams, ranks, tuple(layout.forward.running), mask.device))
+        mask = mask.index_select(-2, layout.token_order(streams, ranks, False, mask.device))
     return mask
 
 
@@ -269,20 +263,7 @@ class AttentionSeam:
             return
         if RUNNING.compiles:
             RUNNING.module = self
-        else:
-            self.begin()
-
-    def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
-        if not self.is_shared:
             return
-        if RUNNING.compiles:
-            RUNNING.module = None
-        else:
-            self.end()
-        if output is not None and not self.calls:
-            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
-
-    def begin(self) -> None:
         self.calls_by_name = 0
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
         self.may_replace_name = self.slot.code is Code.NONE or is_untraced
@@ -293,9 +274,16 @@ class AttentionSeam:
             mode.__enter__()
             self.hooks.on_removal(lambda: mode.__exit__(None, None, None))
 
-    def end(self) -> None:
-        self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
-        self.hooks.remove()
+    def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
+        if not self.is_shared:
+            return
+        if RUNNING.compiles:
+            RUNNING.module = None
+        else:
+            self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
+            self.hooks.remove()
+        if output is not None and not self.calls:
+            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1

@@ -31,6 +31,14 @@ Given = ParamSpec("Given")
 Counted = TypeVar("Counted")
 
 
+class Segment(NamedTuple):
+    """A segment of joined streams: where it begins among their tokens, and how many of it each rank holds."""
+
+    start: int
+    sizes: Sequence[int]
+    runs: bool
+
+
 class TokenRange(NamedTuple):
     """This rank's tokens of one segment: where they begin among all tokens of the joined streams, and among its own."""
 
@@ -73,7 +81,6 @@ class TokenLayout:
         self.image = image
         self.axis = axis
         self.slot = slot
-        self.patches = slot.patches
         self.starts: Mapping[str, str] = {}  # streams of networks, see `ModelSpec.inside`
 
     @property
@@ -97,7 +104,7 @@ class TokenLayout:
             )
         for name in unknown:
             segments[name] = self.segments_of(name, rest)
-            if name == self.image and self.patches > 1 and self.forward.image_tokens not in (None, rest):
+            if name == self.image and self.slot.patches > 1 and self.forward.image_tokens not in (None, rest):
                 raise RequestError(
                     f"PipeFusion's patches need the image's {self.forward.image_tokens} tokens alone, but here they "
                     f"come with reference images or padding, {rest} tokens in all.",
@@ -107,7 +114,8 @@ class TokenLayout:
 
     def segments_of(self, stream: str, length: int) -> list[int]:
         """Returns the lengths of a stream's segments: the image's are equal, and the rest goes to the first one."""
-        return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
+        patches = self.slot.patches
+        return shard_sizes(length, patches) if stream == self.image else [length, *[0] * (patches - 1)]
 
     @once_a_forward
     def total(self, streams: Names) -> int:
@@ -126,24 +134,20 @@ class TokenLayout:
         return found
 
     @once_a_forward
-    def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:
-        """Returns the tokens of these streams together, by rank, for the running segments or for every one."""
-        chosen = self.slot.every_segment() if every else self.forward.running
-        return [
-            sum(self.sizes(name, index)[rank] for name in streams for index in chosen)
-            for rank in range(self.axis.degree)
-        ]
-
-    @once_a_forward
-    def running_segments(self, streams: Names) -> list[tuple[int, int, int]]:
-        """Returns the running segments, stream by stream: the start among the joined streams, number and length."""
+    def list_segments(self, streams: Names, every: bool = False) -> list[Segment]:
+        """Returns the running segments of these streams, or every one, stream by stream."""
         found, start = [], 0
         for name in streams:
             for index, length in enumerate(self.forward.segments[name]):
-                if index in self.forward.running:
-                    found.append((start, index, length))
+                found.append(Segment(start, self.sizes(name, index), index in self.forward.running))
                 start += length
-        return found
+        return [each for each in found if every or each.runs]
+
+    @once_a_forward
+    def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:
+        """Returns the tokens of these streams together, by rank, for the running segments or for every one."""
+        sizes = [each.sizes for each in self.list_segments(streams, every)]
+        return [sum(of_rank) for of_rank in zip(*sizes, strict=True)]
 
     @once_a_forward
     def local_ranges(self, streams: Names) -> list[TokenRange]:
@@ -152,10 +156,9 @@ class TokenLayout:
         start = local = 0
         for name in streams:
             before = local
-            for place, index, _ in self.running_segments((name,)):
-                sizes = self.sizes(name, index)
-                own = sizes[self.axis.index]
-                found.append(TokenRange(start + place + sum(sizes[: self.axis.index]), local, own))
+            for segment in self.list_segments((name,)):
+                own, before_own = segment.sizes[self.axis.index], sum(segment.sizes[: self.axis.index])
+                found.append(TokenRange(start + segment.start + before_own, local, own))
                 local += own
             if local == before and self.total((name,)):
                 found.append(TokenRange(start, local, 1, is_padding=True))
@@ -230,7 +233,7 @@ class TokenLayout:
     def gather(self, local: torch.Tensor, streams: Names, dim: int, place: object = None) -> torch.Tensor:
         """Returns the streams in full length with every rank's tokens of the running segments, on every rank. Segments
         that do not run are zeros, or what they were when they ran at this place of the model in the same step."""
-        segments = [(start, length) for start, _, length in self.running_segments(streams)]
+        segments = [(each.start, sum(each.sizes)) for each in self.list_segments(streams)]
         parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
         found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
         kept = None if place is None else self.forward.finished
@@ -267,17 +270,14 @@ class TokenLayout:
         return sum(min(max(place - each.whole, 0), each.length) for each in self.local_ranges(streams))
 
     @once_a_forward
-    def token_order(self, streams: Names, ranks: range, running: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        """Returns the positions of these ranks' tokens in the whole joined streams, for these segments, in rank order.
-        It is computed on the device, once per forward, because a copy from the host would make the host wait."""
-        starts = {}
-        for stream in streams:
-            starts[stream] = sum(sum(self.forward.segments[before]) for before in starts)
+    def token_order(self, streams: Names, ranks: range, every: bool, device: torch.device) -> torch.Tensor:
+        """Returns the positions of these ranks' tokens in the whole joined streams, in rank order, for the running
+        segments or for every one. It is computed on the device, once per forward, because a copy from the host would
+        make the host wait."""
         found = []
-        for rank, stream, index in product(ranks, streams, running):
-            sizes = self.sizes(stream, index)
-            start = starts[stream] + sum(self.forward.segments[stream][:index]) + sum(sizes[:rank])
-            found.append(torch.arange(start, start + sizes[rank], device=device))
+        for rank, segment in product(ranks, self.list_segments(streams, every)):
+            start = segment.start + sum(segment.sizes[:rank])
+            found.append(torch.arange(start, start + segment.sizes[rank], device=device))
         return torch.cat(found)
 
     @once_a_forward
@@ -285,11 +285,8 @@ class TokenLayout:
         """Returns the ranges (start, length) of the running segments' tokens among all segments' tokens of these ranks.
         The order is rank by rank, then stream by stream, then segment by segment."""
         places, start = [], 0
-        for rank in ranks:
-            for stream in streams:
-                for index in range(len(self.forward.segments[stream])):
-                    share = self.sizes(stream, index)[rank]
-                    if index in self.forward.running:
-                        places.append((start, share))
-                    start += share
+        for rank, segment in product(ranks, self.list_segments(streams, every=True)):
+            if segment.runs:
+                places.append((start, segment.sizes[rank]))
+            start += segment.sizes[rank]
         return places

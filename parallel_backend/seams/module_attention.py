@@ -15,7 +15,6 @@ from ..models.attention_sizes import AttentionSizes
 from ..models.spec import BlockList, names
 from .attention import ParallelAttention
 from .attention_op import plain_attention
-from .exchange.heads import repeat_heads
 from .kernels.backends import Backend
 
 
@@ -124,8 +123,6 @@ def attend_locally(
     if dropout_p or is_causal:
         more = {"scale": scale, "enable_gqa": enable_gqa}
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if heads != kv_heads:
-        own = range(heads), range(kv_heads), heads // kv_heads
-        key, value = repeat_heads(key, *own), repeat_heads(value, *own)
+    if (group := query.shape[1] // key.shape[1]) > 1:
+        key, value = (each.repeat_interleave(group, 1) for each in (key, value))
     return kernel.attend(query, key, value, scale, attn_mask)

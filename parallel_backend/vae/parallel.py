@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class VaeSizes:
     """scale: how many pixels wide one latent pixel is. latent_channels, channels: of latents and of pictures. dims: of
     both, 4 or 5."""
 
@@ -49,7 +49,7 @@ class ParallelVAE:
     only index 0 computes. Raises RequestError for a class that cannot be split or is unknown.
     """
 
-    def __init__(self, vae: torch.nn.Module, axis: Axis, sizes: Sizes, results: Axis | None = None) -> None:
+    def __init__(self, vae: torch.nn.Module, axis: Axis, sizes: VaeSizes, results: Axis | None = None) -> None:
         """results: an axis over the same ranks to collect results on the CPU; without it, results stay on the
         device."""
         self.kind = class_of(vae)
@@ -71,7 +71,7 @@ class ParallelVAE:
         RequestError on every rank alike for latents that the VAE cannot take.
         """
         self.check("latent", latents, self.sizes.latent_channels, 1)
-        return self.run("decode", latents, latents.shape[ROWS], 1, self.sizes.scale, check)
+        return self.run("decode", self.run_decoder, latents, 1, self.sizes.scale, check)
 
     def encode(self, pictures: torch.Tensor, check: Callable[[], None] = go_on) -> torch.Tensor | None:
         """Returns the mean latents, not scaled, on index 0 of the axis; None elsewhere.
@@ -80,21 +80,20 @@ class ParallelVAE:
         """
         scale = self.sizes.scale
         self.check("image", pictures, self.sizes.channels, scale)
-        return self.run("encode", pictures, pictures.shape[ROWS] // scale, scale, 1, check)
+        return self.run("encode", self.run_encoder, pictures, scale, 1, check)
 
     @torch.inference_mode()
     def run(
         self,
         direction: str,
+        call: Callable[[torch.Tensor], torch.Tensor],
         whole: torch.Tensor,
-        rows: int,
         scale_in: int,
         scale_out: int,
         check: Callable[[], None],
     ) -> torch.Tensor | None:
-        """rows: of the latent. scale_in, scale_out: rows of the input and of the result for each latent row."""
-        bands, axis = self.bands, self.bands.axis
-        call = {"decode": self.run_decoder, "encode": self.run_encoder}[direction]
+        """scale_in, scale_out: rows of the input and of the result for each latent row."""
+        bands, axis, rows = self.bands, self.bands.axis, whole.shape[ROWS] // scale_in
         if self.kind.tiles and not any(side % scale_in for side in whole.shape[ROWS:]):
             with axis.timeline.step(direction):
                 return self.run_tiles(direction, call, whole, check)
@@ -109,12 +108,8 @@ class ParallelVAE:
         with axis.timeline.step(direction), bands.of(rows):
             with functions:
                 band = call(bands.cut(whole, scale_in))
-            if band.shape[ROWS] != bands.local_rows * scale_out:
-                raise RuntimeError(
-                    f"{type(self.vae).__name__} returned {band.shape[ROWS]} rows for {bands.local_rows} latent rows; "
-                    f"{scale_out} for each were expected."
-                )
-            return self.assemble(band, scale_out)
+            bands.check(band, scale_out, self.vae)
+            return collect(band.to(CPU) if self.results else band, ROWS, rows, self.results or axis, scale_out)
 
     def run_tiles(
         self,
@@ -158,12 +153,6 @@ class ParallelVAE:
         if getattr(self.vae, self.kind.chunks, False):
             return self.vae.encode(pictures.to(self.dtype), device=self.device)
         return self.vae.encode(pictures.to(self.device, self.dtype))
-
-    def assemble(self, band: torch.Tensor, scale: int) -> torch.Tensor | None:
-        """Joins all ranks' bands at index 0."""
-        if self.results:
-            band = band.to(CPU)
-        return collect(band, ROWS, self.bands.rows, self.results or self.bands.axis, scale)
 
     def check(self, kind: str, tensor: torch.Tensor, channels: int, least: int) -> None:
         """Raises RequestError for a latent or picture with wrong sizes, or with values that are not finite."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import RequestError
 from ..groups.mesh import Axis
@@ -22,7 +21,6 @@ from ..weights.loading import go_on
 from .classes import class_of
 from .diffusers_classes import CLASSES
 
-ATTRIBUTE = "parallel_vae"  # marks a VAE that ranks share
 ADVICE = "Call parallelize without vae=True: every rank then runs the whole VAE."
 
 
@@ -32,25 +30,16 @@ class PipelineVAE:
     If a latent has too few rows for the ranks, every rank computes all of it. Raises what `check_vae` raises.
     """
 
-    def __init__(self, vae: Any, axis: Axis) -> None:
+    def __init__(self, vae: Any, axis: Axis, hooks: Hooks) -> None:
         self.kind = check_vae(vae)
         self.vae = vae
-        self.axis = axis
         self.bands = RowBands(axis)
         self.scale = rows_of_a_latent(vae)
-        self.hooks = Hooks()
         for module in vae.modules():
             for name, function in self.kind.replaced.get(type(module).__name__, {}).items():
-                self.hooks.replace(module, name, partial(function, module, self.bands))
-        self.hooks.replace(vae, "decode", partial(self.run, vae.decode, 1, self.scale))
-        self.hooks.replace(vae, "encode", partial(self.run, vae.encode, self.scale, 1))
-        self.hooks.replace(vae, ATTRIBUTE, self)
-
-    def remove(self) -> None:
-        """Removes everything from the VAE, and the axis's group. All ranks call it together."""
-        self.hooks.remove()
-        if self.axis.group:
-            dist.destroy_process_group(self.axis.group)
+                hooks.replace(module, name, partial(function, module, self.bands))
+        hooks.replace(vae, "decode", partial(self.run, vae.decode, 1, self.scale))
+        hooks.replace(vae, "encode", partial(self.run, vae.encode, self.scale, 1))
 
     @torch.no_grad()
     def run(
@@ -67,7 +56,7 @@ class PipelineVAE:
         every rank alike."""
         check_tiling(self.vae)
         rows = whole.shape[ROWS] // scale_in
-        if self.axis.degree == 1 or min(self.axis.sizes(rows)) < self.kind.least_rows:
+        if self.bands.axis.degree == 1 or min(self.bands.axis.sizes(rows)) < self.kind.least_rows:
             return call(whole, *args, **options)
         functions = BandFunctions(self.bands, self.kind, go_on, advice=ADVICE)
         with self.bands.of(rows):
@@ -84,11 +73,7 @@ class PipelineVAE:
             return type(result)(**{name: self.join(each, scale) for name, each in result.items()})
         if not torch.is_tensor(result):
             return type(result)(self.join(result.parameters, scale), result.deterministic)
-        if result.shape[ROWS] != self.bands.local_rows * scale:
-            raise RuntimeError(
-                f"{type(self.vae).__name__} returned {result.shape[ROWS]} rows for {self.bands.local_rows} latent "
-                f"rows; {scale} for each were expected."
-            )
+        self.bands.check(result, scale, self.vae)
         return self.bands.gather(result, scale, self.bands.rows * scale)
 
 
@@ -108,11 +93,6 @@ def check_tiling(vae: Any) -> None:
             f"This {type(vae).__name__} is tiled. Its tiles differ from a whole picture, and cannot be split.",
             "Call pipeline.vae.disable_tiling(). A rank only needs memory for its own rows.",
         )
-
-
-def parallel_vae_of(pipeline: Any) -> PipelineVAE | None:
-    """Returns what makes the pipeline's VAE parallel, if something does."""
-    return vars(getattr(pipeline, "vae", None) or object).get(ATTRIBUTE)
 
 
 def rows_of_a_latent(vae: Any) -> int:

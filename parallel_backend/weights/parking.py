@@ -15,7 +15,7 @@ from .host_memory import HostMemory
 from .tensors import align, list_plain_tensors, list_storages, whole_pages
 
 PIECE = 1 << 30  # bytes: as much is copied while the next is being pinned
-Sizes = list[tuple[torch.UntypedStorage, int]]  # each storage with its bytes while it is filled
+StorageSizes = list[tuple[torch.UntypedStorage, int]]  # each storage with its bytes while it is filled
 
 
 class Piece(NamedTuple):
@@ -24,10 +24,10 @@ class Piece(NamedTuple):
 
     start: int
     size: int
-    storages: Sizes
+    storages: StorageSizes
 
 
-def cut_pieces(storages: Sizes) -> list[Piece]:
+def cut_pieces(storages: StorageSizes) -> list[Piece]:
     """Cuts the storages into pieces of at least PIECE bytes, except the last."""
     found: list[Piece] = []
     for storage, size in storages:
@@ -63,7 +63,7 @@ class Parking:
         self.scratch: list[torch.Tensor] = []
         self.is_parked = False
         self.pieces: list[Piece] = []
-        self.emptied: Sizes = []  # the storages of scratch
+        self.emptied: StorageSizes = []  # the storages of scratch
         self.memory: HostMemory | None = None
         self.host: list[torch.Tensor] = []
 

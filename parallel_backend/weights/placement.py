@@ -19,7 +19,8 @@ from ..device import available_bytes as device_bytes
 from ..device import is_accelerator
 from ..groups.collectives import gather_numbers
 from ..groups.communicators import count_weights_communicator
-from ..groups.mesh import Axis, Mesh
+from ..groups.mesh import Axis, Mesh, replica_axis
+from ..hooks import Hooks
 from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
 from .fitting import OF_HOST, Links, WeightRoom, count_host_bytes, estimate_fetch_seconds, fit_weights
@@ -57,26 +58,34 @@ class PlacedModel(Protocol):
     def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
 
 
-class Ranks(Protocol):
-    """All ranks, as their caller runs them. control_group: for tensors on the CPU; None for the default group."""
+class AllRanks:
+    """All ranks, as their caller runs them. This is for a script: a failure on one rank fails it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     @property
-    def control_group(self) -> dist.ProcessGroup | None: ...
+    def control_group(self) -> dist.ProcessGroup | None:
+        """The group for tensors on the CPU; None for the default group."""
+        return None
 
     def replicas(self, plan: ParallelPlan) -> Axis:
         """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
-        ...
+        return replica_axis(plan, self.device)
 
     def together(self, action: Callable[[], Any]) -> Any:
         """Runs an action that may fail on one rank alone. Returns once all ranks have run it. Raises on all ranks if
         any fails."""
-        ...
+        result = action()
+        gather_numbers((0,), self.control_group)  # a barrier that needs no GPU
+        return result
 
     def alone(self, action: Callable[[], Any]) -> Any:
         """Runs an action without collectives."""
-        ...
+        return action()
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raises an error to give up. Nobody cancels a script."""
 
 
 class WeightPlacement:
@@ -94,7 +103,7 @@ class WeightPlacement:
         self.bringing = 0
         self.links: dict[tuple[int, int], Links] = {}
 
-    def place(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
+    def place(self, ranks: AllRanks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
         """Moves the weights to where the plan wants them, and reads those that are not read yet.
 
         All ranks call this together, and it ends alike on all. If it fails, the model can't be used any more.
@@ -109,7 +118,7 @@ class WeightPlacement:
             self._bring(ranks, model, decided)
         self.asked, self.decided = asked, decided
 
-    def count_lacking(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, more: int = 0) -> int:
+    def count_lacking(self, ranks: AllRanks, model: PlacedModel, plan: ParallelPlan, more: int = 0) -> int:
         """Returns the bytes that a device lacks, or RAM, to keep the model beside all that they hold now; 0 if none.
 
         The model is to be kept as it is. A new one is to be kept as the plan asks; with weights=auto, whole. All ranks
@@ -126,7 +135,7 @@ class WeightPlacement:
         return self.decided if (plan.weights, plan.weight_blocks) == self.asked else None
 
     def _decide(
-        self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, before: ParallelPlan | None
+        self, ranks: AllRanks, model: PlacedModel, plan: ParallelPlan, before: ParallelPlan | None
     ) -> ParallelPlan:
         """Returns the plan with its weights decided. They stay as before if that still fits."""
         device = model.mesh.device
@@ -144,24 +153,22 @@ class WeightPlacement:
             return decided
         return fit_weights(plan, model.sizes, room, self.measure_links(ranks, plan, device))
 
-    def _bring(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> None:
+    def _bring(self, ranks: AllRanks, model: PlacedModel, plan: ParallelPlan) -> None:
         own = model.sizes.by_stage(plan)[model.mesh["pipefusion"].index] if model.sizes.blocks else []
         places = fetched_places(own, plan)
         store = self._store(ranks, model, plan) if places else None
-        reads_others = model.fetched.store is not None and model.fetched.store.is_collective
+        reads_others = bool(model.fetched.store and model.fetched.store.axis)
         # Ranks that read each other's weights read on to the end: they learn of a cancel at different moments.
         bring = partial(model.bring, places, store, go_on if reads_others else ranks.check)
-        self.bringing = model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index]
-        try:
+        with Hooks() as hooks:
+            hooks.replace(self, "bringing", model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index])
             ranks.together(bring if reads_others else lambda: ranks.alone(bring))
-        finally:
-            self.bringing = 0
         if store:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
             if store.pinner and store.pinner.seconds:
                 logging.info("%s", store.pinner)
 
-    def _store(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> Store:
+    def _store(self, ranks: AllRanks, model: PlacedModel, plan: ParallelPlan) -> Store:
         """Returns the present store if it is of the right kind, else a new one."""
         store, device = model.fetched.store, model.mesh.device
         if store and store.kind == plan.weights:
@@ -174,7 +181,7 @@ class WeightPlacement:
         ranks.together(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
         return HostStore(sizes, device, memory)
 
-    def measure_links(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
+    def measure_links(self, ranks: AllRanks, plan: ParallelPlan, device: torch.device) -> Links:
         """Returns the rates of the slowest rank. All ranks measure them together, once."""
         key = plan.world_size, plan.replicas  # under a plan of more ranks, some have not measured yet
         if key not in self.links:
@@ -183,7 +190,7 @@ class WeightPlacement:
             self.links[key] = Links(*(float(min(each)) for each in zip(*rates, strict=True)))
         return self.links[key]
 
-    def describe(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
+    def describe(self, ranks: AllRanks, model: PlacedModel) -> dict[str, Any]:
         """Describes the weights for the status. The bytes kept and fetched are those of the stage with the most.
 
         working: an estimate of a forward's memory beside the weights, 0 before the first forward.
@@ -210,7 +217,7 @@ class WeightPlacement:
         }
 
 
-def measure_room(ranks: Ranks, model: PlacedModel, plan: ParallelPlan, only_free: bool = False) -> WeightRoom:
+def measure_room(ranks: AllRanks, model: PlacedModel, plan: ParallelPlan, only_free: bool = False) -> WeightRoom:
     """Returns the least memory that any rank has for weights, beside its largest request. The plan's communicators have
     theirs, but for that of fetched weights. only_free: no more than is free, whatever the model's limit is; it is
     negative if a request lacks memory."""

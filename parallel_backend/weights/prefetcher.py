@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..hooks import Hooks
 from .flat_block import FlatBlock, Values
 from .parking import Parking
 from .read_ahead import read_ahead
-from .sizes import BUFFERS, NUMBER
+from .sizes import BUFFERS
 from .stores import Arrive, Store
 
 
@@ -117,7 +117,7 @@ class BlockPrefetcher:
             else:
                 self.flat_blocks[place].release()
             if self.store and place in self.flat_blocks:
-                self.store.drop(place)
+                del self.store.blocks[place]
         if store and store.pinner:
             store.pinner.wait()
         self.flat_blocks, self.turns, self.buffers, self.store = flat_blocks, turns, buffers, store
@@ -161,32 +161,22 @@ class BlockPrefetcher:
 
     @contextmanager
     def forward(self, *ends: type[Exception]) -> Iterator[None]:
-        """Wraps one forward of the model. ends: exceptions by which a forward may end early."""
-        self.begin()
-        try:
-            yield
-        except ends:
-            self.finish()
-            raise
-        self.finish()
-
-    def begin(self) -> None:
-        """Starts the first fetches. Call it before a forward."""
+        """Wraps one forward of the model. Starts the first fetches, and at the end fetches the blocks that have not
+        run. ends: exceptions by which the forward may end early; they are caught."""
         self.await_fetches()
         self.asked = self.done = 0
         for _ in range(BUFFERS):
             self._ask()
-
-    def finish(self) -> None:
-        """Fetches the blocks that the forward has not run. Call it after a forward."""
+        with suppress(*ends):
+            yield
         while self.done < len(self.flat_blocks):
             self._pass()
 
     def serve(self) -> None:
         """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward."""
-        if self.store and self.store.is_collective:
-            self.begin()
-            self.finish()
+        if self.store and self.store.axis:
+            with self.forward():
+                pass
 
     def await_fetches(self) -> None:
         """Waits for the fetches under way."""
@@ -222,16 +212,6 @@ class BlockPrefetcher:
             place = list(self.flat_blocks)[self.asked]
             self.asked += 1
             self.underway.append(self.store.fetch(place, self.turns[place]))
-
-
-def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """Returns the blocks of these module lists by path, in order. `sizes.py` counts the same blocks."""
-    return {
-        f"{path}.{name}": block
-        for path in lists
-        for name, block in model.get_submodule(path).named_children()
-        if NUMBER.search(name)
-    }
 
 
 def find_shared_parameters(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:

@@ -6,12 +6,11 @@ Otherwise each first touch of a page waits for the disk.
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,6 +18,7 @@ from .tensors import PAGE
 
 AHEAD = 256 << 20  # bytes that the system reads meanwhile
 STEP = 128 << 10  # bytes of a request: Linux cuts longer ones off, where the disk takes no more at a time
+ADVISE = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 
 Item = TypeVar("Item")
 
@@ -43,16 +43,9 @@ def read_ahead(items: Iterable[Item], find: Callable[[Item], Iterable[torch.Tens
 def ask_for(tensor: torch.Tensor) -> int:
     """Asks the system to read these bytes, and returns their number. Does not wait for them. Does nothing for tensors
     on a device, and on other systems than Linux."""
-    advise = find_advise()
-    if advise is None or not tensor.is_cpu:
+    if ADVISE is None or not tensor.is_cpu:
         return 0
     start, stop = tensor.data_ptr() // PAGE * PAGE, tensor.data_ptr() + tensor.nbytes
     for at in range(start, stop, STEP):
-        advise(ctypes.c_void_p(at), ctypes.c_size_t(min(STEP, stop - at)), mmap.MADV_WILLNEED)
+        ADVISE(ctypes.c_void_p(at), ctypes.c_size_t(min(STEP, stop - at)), mmap.MADV_WILLNEED)
     return tensor.nbytes
-
-
-@functools.cache
-def find_advise() -> Callable[..., Any] | None:
-    """Returns the C library's `madvise`."""
-    return ctypes.CDLL(None).madvise if sys.platform == "linux" else None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,34 +67,30 @@ def count_freed_bytes(blocks: Sequence[int], plan: ParallelPlan) -> int:
     return sum(going) - share - min(BUFFERS, len(going)) * max(going)
 
 
-def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str]) -> WeightSizes:
-    """Groups the bytes of parameters by block. lists: the paths of the model's block lists."""
-    blocks = Counter[tuple[int, int]]()
-    rest = 0
-    for name, size in sizes.items():
-        if place := place_of(name, lists):
-            blocks[place] += size
-        else:
-            rest += size
-    return WeightSizes(rest, tuple(blocks[place] for place in sorted(blocks)))
+def sizes_by_block(sizes: Mapping[str, int], paths: Iterable[str]) -> WeightSizes:
+    """Groups the bytes of parameters by block. paths: of the model's blocks."""
+    blocks = [sum(size for name, size in sizes.items() if name.startswith(f"{path}.")) for path in paths]
+    return WeightSizes(sum(sizes.values()) - sum(blocks), tuple(blocks))
 
 
-def place_of(name: str, lists: Sequence[str]) -> tuple[int, int] | None:
-    """Returns the block list and the index of a parameter's block; None outside of blocks."""
-    for position, path in enumerate(lists):
-        index = name.removeprefix(f"{path}.").partition(".")[0]
-        if name.startswith(f"{path}.") and (number := NUMBER.search(index)):
-            return position, int(number[0])
-    return None
+def blocks_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Returns the model's blocks whose weights can be fetched, by path, in the order in which they run."""
+    spec, modules = spec_of(type(model)), dict(model.named_modules())
+    return {
+        f"{path}.{name}": block
+        for path in (spec.paths(model) if spec else ())
+        if path in modules
+        for name, block in modules[path].named_children()
+        if NUMBER.search(name)
+    }
 
 
 def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
     """Returns the sizes of a model, which may be on the meta device. dtypes: by name, the dtype that a weight will
     have."""
-    spec = spec_of(type(model))
     sizes = bytes_by_name(model)
     sizes |= {name: model.get_parameter(name).numel() * dtype.itemsize for name, dtype in (dtypes or {}).items()}
-    return sizes_by_name(sizes, spec.paths(model) if spec else ())
+    return sizes_by_block(sizes, blocks_of(model))
 
 
 def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:

@@ -24,16 +24,12 @@ class Store(ABC):
     """Keeps flat blocks by place, that is, by a block's index.
 
     kind: the plan's `weights=` value.
-    is_collective: whether a fetch needs the other ranks.
-    index: which shard of each block this rank keeps; 0 if it has whole blocks.
-    group: of the ranks that keep the others.
+    axis: the ranks that keep a shard of each block, all of which a fetch needs; None if this rank has whole blocks.
     blocks: what this rank keeps or maps of each block.
     """
 
     kind: str
-    is_collective = False
-    index = 0
-    group: dist.ProcessGroup | None = None
+    axis: Axis | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,9 +46,6 @@ class Store(ABC):
     @abstractmethod
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes this rank's part of a block, see `FlatBlock.write`."""
-
-    def drop(self, place: int) -> None:
-        del self.blocks[place]
 
     @abstractmethod
     def length(self, block: FlatBlock) -> int:
@@ -75,15 +68,15 @@ class Store(ABC):
 class ShardedStore(Store):
     """Keeps an equal shard of each block on every rank that computes with the same weights. A fetch gathers them.
 
-    axis: these ranks, with a process group of their own. In a shared group, a fetch under way would delay the
-    collectives that the running block needs. (Why not `fully_shard`: docs/dev/10-decisions.md.)
+    The axis has a process group of its own. In a shared group, a fetch under way would delay the collectives that the
+    running block needs. (Why not `fully_shard`: docs/dev/10-decisions.md.)
     """
 
-    kind, is_collective = SHARED, True
+    kind = SHARED
 
     def __init__(self, axis: Axis, device: torch.device) -> None:
         super().__init__(device)
-        self.axis, self.index, self.group = axis, axis.index, axis.group
+        self.axis: Axis = axis
 
     def length(self, block: FlatBlock) -> int:
         unit = ALIGNMENT * self.axis.degree
@@ -94,7 +87,7 @@ class ShardedStore(Store):
 
     def own_part(self, block: FlatBlock) -> tuple[int, int]:
         size = self.length(block) // self.axis.degree
-        return self.index * size, (self.index + 1) * size
+        return self.axis.index * size, (self.axis.index + 1) * size
 
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         block.write(self.blocks[place], self.own_part(block)[0], values, only)

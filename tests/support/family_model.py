@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.calls import Call, Pass
+from parallel_backend.groups.calls import Call
 from parallel_backend.groups.collectives import collect
-from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.parallel_model import BATCH_DIM, map_tensors
-from parallel_backend.sampling.denoiser import Watch, denoise
+from parallel_backend.groups.mesh import Mesh
+from parallel_backend.parallel_model import map_tensors
+from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from parallel_backend.seams.pipeline.stages import StageExit
@@ -73,7 +73,7 @@ class FamilyModel(DiffusersModel):
         axis, calls = self.mesh["batch"], [Call((latents, timestep_B), dict(conditions))]
 
         def run(_part: int, forward: Forward) -> torch.Tensor | None:
-            return self.predict_rows(latents, timestep_B, Pass((), dict(conditions)), axis, forward)
+            return self.run_rows((latents, timestep_B), dict(conditions), len(latents), axis, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
             count = partial(count_picture_tokens, sides=self.patch)
@@ -83,14 +83,9 @@ class FamilyModel(DiffusersModel):
             whole = None
             if not self.link or self.link.is_last:
                 local = latents[:0].to(self.mesh.device, self.dtype) if local is None else local
-                whole = collect(local, BATCH_DIM, len(latents), axis)
+                whole = collect(local, 0, len(latents), axis)
             found: Any = self.return_to_first(None if whole is None else [whole], [(len(latents), *calls[0].kind)])
             return found and found[0]
-
-    def predict_rows(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, given: Pass, axis: Axis, forward: Forward
-    ) -> torch.Tensor | None:
-        return self.run_rows((latents, timestep_B), given.kwargs, len(latents), axis, forward)
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         is_cpu = self.mesh.device.type == "cpu"  # torch.compile traces no tensor methods within a mode

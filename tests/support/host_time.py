@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel
-from parallel_backend.plan import EXCHANGE_PARTS, ParallelPlan
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.forward import Code
 from tests.support.fakes.rank import one_of
@@ -136,9 +136,11 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
         parallel = ParallelModel(model, mesh, torch.float32)
         parallel.slot.code = Code.NONE if is_plain else Code.UNKNOWN
 
+        if parallel.attention:
+            parallel.attention.rows = 1  # as many parts as can be
+
         def run() -> None:
-            with patch.object(ParallelAttention, "part_count", lambda *_: EXCHANGE_PARTS):
-                parallel.run_calls([call])
+            parallel.run_calls([call])
 
         found: dict[str, float] = {"ms": milliseconds(run), "calls": calls(run)}
         with Meter() as meter:

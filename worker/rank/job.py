@@ -18,6 +18,7 @@ from parallel_backend.errors import GroupError, NoRoomError, RequestError, is_ou
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.checks import count_tokens
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.placement import AllRanks
 
 from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
@@ -55,7 +56,7 @@ class ModelFailed(Explained, RuntimeError):
 
 
 @dataclass(eq=False)
-class Job:
+class Job(AllRanks):
     """One request, from its header to the outcome that all ranks agree on. control: the groups by which ranks agree.
     groups: for all other communication. step: of a sampler call, and the number of its steps. told: fields of the
     reply, beside its tensors; rank 0's are sent."""

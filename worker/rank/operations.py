@@ -255,8 +255,8 @@ class Operations:
         if job.leave_to_plan() and (model := self.state.model):
             model.forget()
             model.fetched.await_fetches()  # a refused forward may still fetch into this memory
-            share = model.fetched.store.index if model.fetched.store else 0
-            self.park_weights(job, model.parking, (*model.mesh.weight_places, share))
+            axis = model.fetched.store and model.fetched.store.axis
+            self.park_weights(job, model.parking, (*model.mesh.weight_places, axis.index if axis else 0))
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:

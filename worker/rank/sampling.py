@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from parallel_backend.errors import RequestError
-from parallel_backend.groups.calls import Pass
 from parallel_backend.parallel_model import ParallelModel
-from parallel_backend.sampling.denoiser import Inpainting
+from parallel_backend.sampling.denoiser import Inpainting, Pass
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 

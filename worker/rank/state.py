@@ -20,7 +20,7 @@ from parallel_backend.groups.communicators import count_weights_communicator
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.weights.fitting import Links
-from parallel_backend.weights.placement import Ranks
+from parallel_backend.weights.placement import AllRanks
 
 from ..comfyui.controls import take_new
 from ..comfyui.model import hide_from_management
@@ -120,7 +120,7 @@ class RankState:
             release_memory(self.device)
         return names
 
-    def make_way(self, ranks: Ranks, model: HostModel, working: int, networks: int = 0) -> None:
+    def make_way(self, ranks: AllRanks, model: HostModel, working: int, networks: int = 0) -> None:
         """Releases models that were set aside, the earliest used first, until this one fits beside the others. The
         status says which ones stay, which do not, and why. All ranks of the plan call this together, and do the same.
 

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from ...errors import RequestError
 from ...models.bands import BandTraits
 from .norm import band_group_norm
-from .rows import ROWS, BorderRows, RowBands
+from .rows import ROWS, Borders, RowBands, exchange_borders
 
-Run = Callable[..., torch.Tensor]
+Op = Callable[..., torch.Tensor]
 
 CHECK_EVERY = 32  # convolutions between two calls of `check`
 # Up to so many rows of a band for each border row, a convolution waits for its borders. Its inner rows would hide
@@ -72,7 +72,7 @@ class BandFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         return handler(self, func, *args, **kwargs)
 
-    def convolve(self, func: Run, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def convolve(self, func: Op, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         given = {"stride": 1, "padding": 0, "dilation": 1, **options}
         given |= zip(CONVOLUTIONS[func], args, strict=False)
 
@@ -82,7 +82,7 @@ class BandFunctions(TorchFunctionMode):
         return self.with_borders(run, band, weight, given["stride"], given["padding"], given["dilation"])
 
     def with_borders(
-        self, run: Run, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
+        self, run: Op, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
     ) -> torch.Tensor:
         """Runs a convolution `run(rows, padding)` on the band.
 
@@ -99,16 +99,16 @@ class BandFunctions(TorchFunctionMode):
             raise self.refusal(
                 f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands with too few rows"
             )
-        borders = BorderRows(band, edge, edge, self.bands)
+        wait = exchange_borders(band, edge, edge, self.bands)
         without = [padding] * (band.ndim - 2) if isinstance(padding, int) else list(padding)
         without[ROWS] = 0
         if step > 1 or band.shape[ROWS] <= FEW_ROWS * edge:
-            above, below = self.or_zeros(borders, band, edge)
+            above, below = or_zeros(wait(), band, edge)
             return run(torch.cat((above, band, below), ROWS), without)
         # Runs over the band while the borders travel, then computes the rows at the borders again. So the band is never
         # copied for padding, and every value is rounded once, as on one rank.
         output = run(band, padding)
-        above, below = self.or_zeros(borders, band, edge)
+        above, below = or_zeros(wait(), band, edge)
         # Both borders in one batch: this saves launches, and torch's CPU kernel rounds worse for a single tiny image.
         rows, count = band.shape[ROWS], len(band)
         joined = band.new_empty((2 * count, *band.shape[1:ROWS], 3 * edge, band.shape[-1]))
@@ -120,16 +120,9 @@ class BandFunctions(TorchFunctionMode):
             output.narrow(ROWS, start, edge).copy_(fresh)
         return output
 
-    def or_zeros(self, borders: BorderRows, band: torch.Tensor, edge: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Waits for the borders. At the border of the whole, returns zeros, a convolution's own padding."""
-        above, below = borders.wait()
-        shape = list(band.shape)
-        shape[ROWS] = edge
-        return (band.new_zeros(shape) if above is None else above, band.new_zeros(shape) if below is None else below)
-
     def pad(
         self,
-        func: Run,
+        func: Op,
         band: torch.Tensor,
         pad: Sequence[int],
         mode: str = "constant",
@@ -141,14 +134,14 @@ class BandFunctions(TorchFunctionMode):
         above, below = pad[2:4]
         if mode == "circular" or min(above, below) < 0 or max(above, below) > self.bands.smallest:
             raise self.refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands with too few rows")
-        borders = BorderRows(band, above, below, self.bands).wait()
-        joined = torch.cat([rows for rows in (borders[0], band, borders[1]) if rows is not None], ROWS)
+        upper, lower = exchange_borders(band, above, below, self.bands)()
+        joined = torch.cat([rows for rows in (upper, band, lower) if rows is not None], ROWS)
         left = [*pad[:2], above if self.bands.is_first else 0, below if self.bands.is_last else 0, *pad[4:]]
         return func(joined, left, mode, value) if any(left) else joined
 
     def group_norm(
         self,
-        _func: Run,
+        _func: Op,
         band: torch.Tensor,
         num_groups: int,
         weight: torch.Tensor | None = None,
@@ -157,14 +150,14 @@ class BandFunctions(TorchFunctionMode):
     ) -> torch.Tensor:
         return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis)
 
-    def batch_norm(self, func: Run, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def batch_norm(self, func: Op, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("training") or any(args[4:5]):
             raise self.refusal("a batch norm in training")
         return func(band, *args, **kwargs)
 
     def attend(
         self,
-        func: Run,
+        func: Op,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -196,7 +189,7 @@ class BandFunctions(TorchFunctionMode):
         hidden = self.bands.gather_tokens(frames).mT > frames
         return torch.zeros_like(hidden, dtype=mask.dtype).masked_fill(hidden, float("-inf"))
 
-    def resize(self, func: Run, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def resize(self, func: Op, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         """`F.interpolate` to whole multiples by repetition."""
         size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
         size, factor = options.get("size", size), options.get("scale_factor", factor)
@@ -216,7 +209,7 @@ class BandFunctions(TorchFunctionMode):
 
     def pool(
         self,
-        func: Run,
+        func: Op,
         band: torch.Tensor,
         kernel_size: Any,
         stride: Any = None,
@@ -231,24 +224,17 @@ class BandFunctions(TorchFunctionMode):
         return func(band, kernel_size, stride, padding, *args, **options)
 
     def deconvolve(
-        self,
-        func: Run,
-        band: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
+        self, func: Op, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
     ) -> torch.Tensor:
         """A transposed convolution in which the results of two rows do not overlap."""
-        beyond = of_rows(padding, band) or of_rows(output_padding, band)
-        if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
+        given = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, **options}
+        given |= zip(TRANSPOSED, args, strict=False)
+        stride, *others = (of_rows(given[name], band) for name in ("stride", "padding", "output_padding", "dilation"))
+        if weight.shape[ROWS] != stride or others != [0, 0, 1]:
             raise self.refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
-        return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
+        return func(band, weight, *args, **options)
 
-    def draw(self, func: Run, *size: Any, **options: Any) -> torch.Tensor:
+    def draw(self, func: Op, *size: Any, **options: Any) -> torch.Tensor:
         """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
         if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
@@ -257,7 +243,7 @@ class BandFunctions(TorchFunctionMode):
         shape[ROWS] = scale * self.bands.rows
         return self.bands.cut(func(shape, **options), scale)
 
-    def draw_like(self, _func: Run, band: torch.Tensor, **options: Any) -> torch.Tensor:
+    def draw_like(self, _func: Op, band: torch.Tensor, **options: Any) -> torch.Tensor:
         return self.draw(torch.randn, band.shape, **{"dtype": band.dtype, "device": band.device, **options})
 
     def count(self, func: Callable[[torch.Tensor], int], band: torch.Tensor) -> int:
@@ -271,6 +257,12 @@ class BandFunctions(TorchFunctionMode):
         raise self.refusal(f"torch's {getattr(func, '__name__', func)}")
 
 
+def or_zeros(borders: Borders, band: torch.Tensor, edge: int) -> list[torch.Tensor]:
+    """Returns zeros, a convolution's own padding, at the border of the whole."""
+    shape = (*band.shape[:ROWS], edge, band.shape[-1])
+    return [band.new_zeros(shape) if rows is None else rows for rows in borders]
+
+
 def of_rows(value: Any, band: torch.Tensor) -> int:
     """Returns a convolution's option for rows; it may be one number, or one for each dim of space and time."""
     return value if isinstance(value, int) else value[ROWS] if len(value) == band.ndim - 2 else value[0]
@@ -278,6 +270,7 @@ def of_rows(value: Any, band: torch.Tensor) -> int:
 
 # What they take by position, behind the weight. Some layers call cuDNN, where torch's choice takes too much memory.
 USUAL = ("bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("bias", "stride", "padding", "output_padding", "groups", "dilation")
 CONVOLUTIONS: Mapping[Callable, tuple[str, ...]] = {
     F.conv2d: USUAL,
     F.conv3d: USUAL,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...errors import RequestError
+from ...hooks import Hooks
 from ..forward import ForwardSlot
 from ..layout import Names, TokenLayout
 from .rows import ROWS, RowBands
@@ -48,10 +49,6 @@ class RowLayout(TokenLayout):
             return False
         self.bands.rows = self.levels[-1].height
         return True
-
-    def local_rows(self, level: Level) -> int:
-        """Returns the rows of this rank's band."""
-        return self.bands.level_sizes(level.scale, level.height)[self.axis.index]
 
     def cut_rows(self, whole: torch.Tensor, times: int = 1) -> torch.Tensor:
         """Returns this rank's band of a tensor that has the sides of a level, or sides as many times as long. Raises
@@ -95,18 +92,15 @@ class RowLayout(TokenLayout):
     @contextmanager
     def showing_whole(self) -> Iterator[None]:
         """While entered, torch's functions take pictures with all rows."""
-        rows = self.bands.rows
-        self.bands.rows, self.slot.has_all_tokens = 0, True
-        try:
+        with self.bands.of(0), Hooks() as hooks:
+            hooks.replace(self.slot, "has_all_tokens", True)
             yield
-        finally:
-            self.bands.rows, self.slot.has_all_tokens = rows, False
 
     def stream_of(self, tokens: int) -> str:
         """Returns the stream of which this rank has so many tokens. Raises RequestError if there is none."""
-        for place, level in enumerate(self.levels):
-            if tokens == self.local_rows(level) * level.width:
-                return str(place)
+        for stream in map(str, range(self.count)):
+            if tokens == self.lengths_by_rank((stream,))[self.axis.index]:
+                return stream
         raise RequestError(f"A layer has {tokens} pixels, as many as no level of this rank.", WITHOUT_BANDS)
 
     def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:

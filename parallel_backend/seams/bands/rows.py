@@ -5,7 +5,7 @@ The rows of a latent or an image are in the last dim but one (ROWS): (B, C, H, W
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ...groups.collectives import gather
 from ...groups.mesh import Axis
+from ...hooks import Hooks
 
 ROWS = -2
 
@@ -47,12 +48,11 @@ class RowBands:
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        """While entered, the layers treat their input as this rank's band of a picture with this many rows."""
-        self.rows = rows
-        try:
+        """While entered, the layers treat their input as this rank's band of a picture with this many rows; of 0, as a
+        whole one."""
+        with Hooks() as hooks:
+            hooks.replace(self, "rows", rows)
             yield
-        finally:
-            self.rows = 0
 
     def level_sizes(self, scale: int, rows: int) -> list[int]:
         """Returns each rank's rows at the level of this scale, where the whole has `rows`. The last rank has those that
@@ -73,39 +73,47 @@ class RowBands:
         split = band.unflatten(ROWS, (self.local_rows, scale))
         return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2).narrow(ROWS, 0, rows)
 
+    def check(self, band: torch.Tensor, scale: int, model: torch.nn.Module) -> None:
+        """Raises RuntimeError if what a model returned is not this rank's band at the level of this scale."""
+        if band.shape[ROWS] != scale * self.local_rows:
+            raise RuntimeError(
+                f"{type(model).__name__} returned {band.shape[ROWS]} rows for {self.local_rows} latent rows; {scale} "
+                "for each were expected."
+            )
+
     def gather_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens (…, tokens, D) of all ranks, in rank order. Each row has the same number of tokens."""
         split = tokens.unflatten(ROWS, (self.local_rows, -1))
         return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2)
 
 
-class BorderRows:
-    """An exchange of border rows with the neighbours. The constructor starts it, and `wait` ends it."""
+Borders = tuple[torch.Tensor | None, torch.Tensor | None]
 
-    def __init__(self, band: torch.Tensor, above: int, below: int, bands: RowBands) -> None:
-        """above, below: how many rows this rank needs there. Every band must have as many."""
-        rows, axis = band.shape[ROWS], bands.axis
-        first, last = band.narrow(ROWS, 0, below).contiguous(), band.narrow(ROWS, rows - above, above).contiguous()
-        self.above: torch.Tensor | None = None
-        self.below: torch.Tensor | None = None
-        self.sent = first, last  # kept alive until they are delivered
-        transfers = []
-        if not bands.is_first:
-            previous = axis.global_rank(axis.index - 1)
-            self.above = torch.empty_like(last)
-            transfers += [(dist.isend, first, previous), (dist.irecv, self.above, previous)]
-        if not bands.is_last:
-            following = axis.global_rank(axis.index + 1)
-            self.below = torch.empty_like(first)
-            transfers += [(dist.isend, last, following), (dist.irecv, self.below, following)]
-        self.timeline = axis.timeline
-        with self.timeline.communication("border rows, send"):
-            sides = [dist.P2POp(run, rows, peer, axis.group) for run, rows, peer in transfers if rows.numel()]
-            self.works = dist.batch_isend_irecv(sides) if sides else []
 
-    def wait(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Returns the rows above and below the band; None at the border of the whole."""
-        with self.timeline.communication("border rows, receive"):
-            for work in self.works:
+def exchange_borders(band: torch.Tensor, above: int, below: int, bands: RowBands) -> Callable[[], Borders]:
+    """Starts an exchange of border rows with the neighbours. Returns a function that waits for it, and returns the rows
+    above and below the band; None at the border of the whole.
+
+    above, below: how many rows this rank needs there. Every band must have as many.
+    """
+    rows, axis = band.shape[ROWS], bands.axis
+    first, last = band.narrow(ROWS, 0, below).contiguous(), band.narrow(ROWS, rows - above, above).contiguous()
+    upper = lower = None
+    transfers = []
+    if not bands.is_first:
+        upper, previous = torch.empty_like(last), axis.global_rank(axis.index - 1)
+        transfers += [(dist.isend, first, previous), (dist.irecv, upper, previous)]
+    if not bands.is_last:
+        lower, following = torch.empty_like(first), axis.global_rank(axis.index + 1)
+        transfers += [(dist.isend, last, following), (dist.irecv, lower, following)]
+    with axis.timeline.communication("border rows, send"):
+        sides = [dist.P2POp(run, rows, peer, axis.group) for run, rows, peer in transfers if rows.numel()]
+        works = dist.batch_isend_irecv(sides) if sides else []
+
+    def wait(_sent: Borders = (first, last)) -> Borders:  # kept until they are delivered
+        with axis.timeline.communication("border rows, receive"):
+            for work in works:
                 work.wait()
-        return self.above, self.below
+        return upper, lower
+
+    return wait

@@ -19,8 +19,7 @@ def patch_regions(
     device.
     patch: the pixels that become a token. Raises RequestError, on every rank alike, for latents that cannot be cut.
     """
-    check_sizes(latents, patch)
-    grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
+    grid = token_grid(latents, patch)
     tokens = math.prod(grid)
     if patches > tokens:
         raise RequestError(f"The image has {tokens} tokens and cannot be cut into {patches} patches.", "Use fewer.")
@@ -30,14 +29,16 @@ def patch_regions(
     return [(owner.flatten() == index).nonzero().flatten().to(device) for index in range(patches)]
 
 
-def check_sizes(latents: torch.Tensor, patch: tuple[int, ...]) -> None:
-    """Raises RequestError, on every rank alike, for latents that PipeFusion's patches do not divide evenly."""
+def token_grid(latents: torch.Tensor, patch: tuple[int, ...]) -> list[int]:
+    """Returns the number of tokens along each of the latents' last dims. Raises RequestError, on every rank alike, for
+    latents that PipeFusion's patches do not divide evenly."""
     if any(size % side for size, side in zip(latents.shape[2:], patch, strict=True)):
         shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
         raise RequestError(
             f"PipeFusion cannot cut a latent of {shape}: the model works on patches of {sides}.",
             "Use sizes that are multiples of these, in latent pixels, or a plan without PipeFusion.",
         )
+    return [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
 
 
 def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:

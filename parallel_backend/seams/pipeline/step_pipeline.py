@@ -24,7 +24,7 @@ from ...models.spec import ALWAYS_WHOLE, CONTROL, PATCH_OPTIONS
 from ...plan import ParallelPlan
 from ..exchange.differences import Differences
 from ..forward import Forward, StaleCache
-from .regions import check_sizes
+from .regions import token_grid
 
 # How many kinds of steps keep their keys and values at the same time. A node such as perturbed attention guidance makes
 # a sampler ask for two in turns.
@@ -102,7 +102,8 @@ class StepPipeline:
         has_patches = len(self.every_patch) > 1
         tokens = [count(call) if has_patches else 0 for call in calls]
         kind = self.find_kind(calls, len(own))
-        is_whole = not has_patches or self.runs_whole(kind)
+        is_whole = not has_patches or kind.whole > 0
+        kind.whole = max(0, kind.whole - 1)
         finished = [None if is_whole else dict[object, torch.Tensor]() for _ in own]
 
         def forward(segments: list[int], index: int, call: int) -> Forward:
@@ -135,12 +136,6 @@ class StepPipeline:
             del self.kinds[next(iter(self.kinds))]
         return kind
 
-    def runs_whole(self, kind: StepKind) -> bool:
-        """Returns whether the kind's next step runs exactly, and counts it."""
-        is_whole = kind.whole > 0
-        kind.whole -= is_whole
-        return is_whole
-
 
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
 
@@ -151,8 +146,7 @@ def count_picture_tokens(call: Call, sides: Callable[[torch.Tensor], tuple[int, 
     if len(call.latents) != 1:
         raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)
     (latents,) = call.latents
-    check_sizes(latents, sides(latents))
-    return math.prod(size // side for size, side in zip(latents.shape[2:], sides(latents), strict=True))
+    return math.prod(token_grid(latents, sides(latents)))
 
 
 def describe_steps(calls: Sequence[Call]) -> tuple:

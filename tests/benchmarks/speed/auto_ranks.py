@@ -18,7 +18,6 @@ from parallel_backend.compat import tree_map_only
 from parallel_backend.costs.choose import list_plans, order_plans
 from parallel_backend.costs.forward import ForwardCost, Work, count_forward
 from parallel_backend.costs.machine import Machine
-from parallel_backend.groups.calls import Pass
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.spec import spec_of
@@ -79,7 +78,7 @@ class Runner:
         own = tree_map_only(torch.Tensor, lambda value: value[: self.rows], self.request)
         latents, timestep, conditions = own
         running = Running(self.model.slot.every_segment())
-        return self.model.predict(latents, timestep, Pass((), conditions), ALONE, running)
+        return self.model.run_rows((latents, timestep), conditions, len(latents), ALONE, running)
 
     def seconds(self) -> float:
         """A step, of the slowest rank that has a part of it."""

@@ -7,7 +7,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
-from parallel_backend.seams.bands.rows import BorderRows
+from parallel_backend.seams.bands.rows import Borders, exchange_borders
 from tests.benchmarks.speed.contest import (
     UNLIMITED,
     Meshes,
@@ -43,13 +43,10 @@ from tests.support.ranks.leaving import leave
 WARM = 2
 
 
-class BordersFirst(BorderRows):
-    """Border rows that are waited for before anything is computed."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.wait()
-        self.works = []
+def exchange_borders_first(*given: Any) -> Callable[[], Borders]:
+    """An exchange of border rows that is waited for before anything is computed."""
+    borders = exchange_borders(*given)()
+    return lambda: borders
 
 
 @contextmanager
@@ -60,7 +57,7 @@ def without_overlap() -> Iterator[None]:
         mock.patch("parallel_backend.apply_plan.ParallelAttention", attention),
         mock.patch("parallel_backend.seams.bands.model.ParallelAttention", attention),
         mock.patch("parallel_backend.apply_plan.MlpOverlap", mock.Mock()),
-        mock.patch("parallel_backend.seams.bands.functions.BorderRows", BordersFirst),
+        mock.patch("parallel_backend.seams.bands.functions.exchange_borders", exchange_borders_first),
     ):
         yield
 

@@ -87,10 +87,8 @@ CASES += [
 # Stages in proportion to the speed of their devices, and each patch's tokens too.
 CASES += [case(family, "flow", 3, 1, pipefusion=2, speeds=(1, 0.4)) for family in ("dit", "flux-dev")]
 CASES += [case("dit", "flow", 2, 1, pipefusion=2, speeds=(1, 0.5, 0.25, 1), **hybrid) for hybrid in HYBRIDS[1:]]
-# As on GPUs, where each link between stages has a group of its own.
 CASES += [
-    {**case("dit", "flow", 4, 2, pipefusion=stages, **hybrid), "link_groups": True}
-    for stages, hybrid in ((2, {}), (3, {}), (2, {"cfg": 2}))
+    case("dit", "flow", 4, 2, pipefusion=stages, **hybrid) for stages, hybrid in ((2, {}), (3, {}), (2, {"cfg": 2}))
 ]
 ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
 # Stages alone, for models whose image cannot be cut to patches.

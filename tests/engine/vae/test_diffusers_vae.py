@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.hooks import Hooks
 from parallel_backend.vae.pipeline import PipelineVAE, check_vae
 from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
 from tests.support.cases.vaes.vae_cases import BF16, CASES, norm_input, relative_error
@@ -49,7 +50,7 @@ def test_each_class_decodes_and_encodes_in_bands_as_it_does_alone(name: str, res
 def test_one_rank_decodes_as_the_vae_does_alone() -> None:
     case = CASES["odd height, batch of 2"]
     expected, vae = case.build().decode(case.latents()).sample, case.build()
-    PipelineVAE(vae, ONE_RANK)
+    PipelineVAE(vae, ONE_RANK, Hooks())
     assert relative_error(vae.decode(case.latents()).sample, expected) <= TOLERANCE
 
 
@@ -72,7 +73,7 @@ def test_norm_statistics_hold_far_from_zero(results: Results) -> None:
 def test_a_vae_that_cannot_be_split_is_refused_with_advice_for_scripts() -> None:
     case = CASES["square"]
     vae = case.build()
-    PipelineVAE(vae, ONE_RANK)
+    PipelineVAE(vae, ONE_RANK, Hooks())
     vae.enable_tiling()
     with pytest.raises(RequestError, match=r"AutoencoderKL is tiled(.|\n)*pipeline\.vae\.disable_tiling"):
         vae.decode(case.latents())

@@ -9,7 +9,7 @@ import pytest
 
 from parallel_backend.groups.mesh_layout import stage_ranges
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.sizes import sizes_by_name
+from parallel_backend.weights.sizes import sizes_by_block
 
 
 def cuts(count: int, degree: int) -> list[list[range]]:
@@ -36,6 +36,6 @@ def test_stages_are_as_even_as_can_be_with_the_lightest_first(seed: int) -> None
 
 def test_what_no_block_has_is_every_ranks() -> None:
     names = {"embed.weight": 5, "blocks.0.attn.q": 8, "blocks.0.norm": 1, "blocks.1.attn.q": 8, "blocks_norm.w": 2}
-    sizes = sizes_by_name(names, ["blocks"])
+    sizes = sizes_by_block(names, ["blocks.0", "blocks.1"])
     assert (sizes.rest, sizes.blocks, sizes.total) == (7, (9, 8), 24)
     assert sizes.count_kept_bytes(ParallelPlan(pipefusion=2)) == [7 + 9, 7 + 8]

@@ -7,12 +7,11 @@ from collections.abc import Collection
 import torch
 
 from parallel_backend.weights.host_memory import HostMemory
-from parallel_backend.weights.prefetcher import BlockPrefetcher, blocks_at
+from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.stores import Arrive, HostStore, Store
 
 CPU = torch.device("cpu")
 WIDTH, BLOCKS = 9, 5  # no weight's bytes are a multiple of the alignment
-LISTS = ("blocks",)
 SHARED = ("blocks.1.norm",)  # what the model reads outside of its block
 POISON = 0xFF
 
@@ -85,7 +84,9 @@ class Told:
 
 
 def fetched_of(model: Model) -> BlockPrefetcher:
-    return BlockPrefetcher(model, blocks_at(model, LISTS), CPU, SHARED)
+    return BlockPrefetcher(
+        model, {f"blocks.{name}": block for name, block in model.blocks.named_children()}, CPU, SHARED
+    )
 
 
 def host_store(fetched: BlockPrefetcher, is_late: bool = True) -> Told:
@@ -94,11 +95,9 @@ def host_store(fetched: BlockPrefetcher, is_late: bool = True) -> Told:
 
 def run(model: Model, fetched: BlockPrefetcher, x_BD: torch.Tensor) -> torch.Tensor | None:
     """A forward; None where it ended early."""
-    try:
-        with torch.inference_mode(), fetched.forward(EarlyEnd):
-            return model(x_BD)
-    except EarlyEnd:
-        return None
+    with torch.inference_mode(), fetched.forward(EarlyEnd):
+        return model(x_BD)
+    return None
 
 
 def given(rows: int = 3) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from parallel_backend.costs.memory import IN_BLOCKS, WHOLE
+from parallel_backend.costs.memory import IN_BLOCKS, OUTSIDE
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
@@ -75,7 +75,7 @@ def peak_bytes(model: Model, plan: ParallelPlan, blocks: int) -> float:
     included."""
     whole = activation_bytes(model, plan)
     kept = blocks if plan.patch_count > 1 else 0
-    return whole * ((IN_BLOCKS + 2 * kept) / plan.token_ways + WHOLE)
+    return whole * ((IN_BLOCKS + 2 * kept) / plan.token_ways + OUTSIDE)
 
 
 def sent_bytes(model: Model, plan: ParallelPlan, blocks: int) -> dict[str, dict[str, float]]:

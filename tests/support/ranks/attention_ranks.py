@@ -43,7 +43,7 @@ def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, tor
                 parts = (take(layout, tensor) for tensor in qkv(case))
                 given = {"attn_mask": mask(mask_name, case), "enable_gqa": True}
                 results[key] = attention("module", STREAMS, *parts, **given)
-                results[f"{key} positions"] = layout.token_order(STREAMS, rank, tuple(run), mesh.device)
+                results[f"{key} positions"] = layout.token_order(STREAMS, rank, False, mesh.device)
     return results
 
 

@@ -25,7 +25,7 @@ def on_ranks(cases: list[dict]) -> tuple[None, dict[str, torch.Tensor]]:
         family = FAMILIES[name] if "shape" in case else family_of(name)
         key = (name, dtype, plan)
         if key not in loaded:
-            mesh = once(plan, torch.device("cpu"), link_groups=case.get("link_groups"))
+            mesh = once(plan, torch.device("cpu"))
             loaded = {key: FamilyModel.load(family.source(Path(case["folder"]), dtype), mesh).of(family)}
         if "shape" in case:
             found = loaded[key](*family.inputs(*case["shape"]))

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from parallel_backend.groups.calls import Call, Pass
+from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models import spec_named
 from parallel_backend.models.checks import patch_of
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import denoise
+from parallel_backend.sampling.denoiser import Pass, denoise
 from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA

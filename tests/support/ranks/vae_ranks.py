@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from parallel_backend.groups.collectives import collect
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.hooks import Hooks
 from parallel_backend.seams.bands.norm import band_group_norm
 from parallel_backend.vae import replaced
 from parallel_backend.vae.pipeline import PipelineVAE
@@ -22,12 +23,13 @@ def results_of(axis: Axis) -> dict[str, torch.Tensor]:
     results = {}
     for name, case in {**CASES, "bf16": BF16, **VAES}.items():
         vae = case.build()
-        parallel = PipelineVAE(vae, axis)
+        hooks = Hooks()
+        PipelineVAE(vae, axis, hooks)
         torch.manual_seed(SEED)
         (results[f"{name} decode"],) = vae.decode(case.latents(), **case.arguments(), return_dict=False)
         results[f"{name} encode"] = latents_of(vae.encode(case.pictures()))
         if name in CASES:
-            parallel.hooks.remove()
+            hooks.remove()
             results[f"{name} alone"] = vae.decode(case.latents()).sample
     for name, result in results.items():
         results[name] = result.contiguous()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from parallel_backend import device
 from parallel_backend.groups import calls, collectives
-from parallel_backend.seams.bands.rows import BorderRows
+from parallel_backend.seams.bands.rows import exchange_borders
 from parallel_backend.seams.exchange import ulysses
 from parallel_backend.seams.exchange.ring import ring_attention
 from parallel_backend.seams.pipeline.stages import StageLink
@@ -49,7 +49,7 @@ WAITS = {
     "a forward for all ranks' tokens": Wait([inside(collectives.gather)], ("forwards", ULYSSES)),
     "a result for another rank's rows": Wait([inside(collectives.collect)], ("forwards", {"dp": 2})),
     "a result for the last stage's prediction": Wait([inside(calls.receive_into)], ("steps", STAGES)),
-    "a layer for its border rows": Wait([inside(BorderRows.wait)], ("decode", {})),
+    "a layer for its border rows": Wait([inside(exchange_borders, "wait")], ("decode", {})),
     "ranks for parked weights": Wait([inside(device.synchronise), inside(Parking.copy)], ("parking", ULYSSES)),
     "pinned memory for its last copy": Wait([inside(device.synchronise), inside(device.unpin)], ("release", ON_HOST)),
 }

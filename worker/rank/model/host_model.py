@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
-from parallel_backend.groups.calls import Call, Output, Pass, share_out
+from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.hooks import Hooks
 from parallel_backend.models.checks import sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, moved
+from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking

@@ -7,7 +7,7 @@ from typing import Any
 
 from parallel_backend.device import generators
 from parallel_backend.groups.collectives import gather_numbers
-from parallel_backend.vae.parallel import CPU, ParallelVAE, Sizes
+from parallel_backend.vae.parallel import CPU, ParallelVAE, VaeSizes
 
 from ...comfyui.source import VaeSource
 from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
@@ -35,7 +35,7 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
         return None
     if vae is None or outcome.kind != DONE:
         raise Ended(outcome)
-    sizes = Sizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
+    sizes = VaeSizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
     parallel = ParallelVAE(vae.first_stage_model, groups.whole(), sizes, groups.whole(CPU))
     return RankVae(source, parallel)
 

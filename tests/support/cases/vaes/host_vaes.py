@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from parallel_backend.vae.parallel import Sizes
+from parallel_backend.vae.parallel import VaeSizes
 from tests.support.cases.vaes.vae_cases import filled
 from tests.support.host.site import tiny_vaes
 
@@ -32,7 +32,7 @@ class HostVae:
     cut: so many rows of pixels are cut off for one more call, after which no whole number of latent rows is left."""
 
     build: Callable[[], torch.nn.Module]
-    sizes: Sizes
+    sizes: VaeSizes
     frames: tuple[int, ...] = ()
     shots: tuple[int, ...] = ()
     rows: tuple[int, ...] = (5, 7)
@@ -158,47 +158,49 @@ BY_DEPTH = [
 ]
 
 VAES: Mapping[str, HostVae] = {
-    "sd": HostVae(stable(4), Sizes(8, 4, 3, 4), rows=(6, 9), batch=2),
+    "sd": HostVae(stable(4), VaeSizes(8, 4, 3, 4), rows=(6, 9), batch=2),
     "flux": HostVae(
-        engine(STABLE, {**LEVELS, "z_channels": 16}, "DiagonalGaussianRegularizer"), Sizes(8, 16, 3, 4), rows=(3, 7)
+        engine(STABLE, {**LEVELS, "z_channels": 16}, "DiagonalGaussianRegularizer"), VaeSizes(8, 16, 3, 4), rows=(3, 7)
     ),
-    "flux2": HostVae(stable(4, batch_norm_latent=True), Sizes(16, 16, 3, 4)),
+    "flux2": HostVae(stable(4, batch_norm_latent=True), VaeSizes(16, 16, 3, 4)),
     "hunyuan-image": HostVae(
-        engine(HUNYUAN, refined(6, 32, 8), "DiagonalGaussianRegularizer"), Sizes(32, 8, 3, 4), rows=(4, 5)
+        engine(HUNYUAN, refined(6, 32, 8), "DiagonalGaussianRegularizer"), VaeSizes(32, 8, 3, 4), rows=(4, 5)
     ),
-    "hunyuan-video": HostVae(stable(4, conv3d=True, time_compress=4), Sizes(8, 4, 3, 5), (1, 4), (1, 14)),
+    "hunyuan-video": HostVae(stable(4, conv3d=True, time_compress=4), VaeSizes(8, 4, 3, 5), (1, 4), (1, 14)),
     "hunyuan-video-1.5": HostVae(
-        engine(REFINER, refined(5, 16, 8), "EmptyRegularizer"), Sizes(16, 8, 3, 5), (1, 3), (1, 10), (4, 5)
+        engine(REFINER, refined(5, 16, 8), "EmptyRegularizer"), VaeSizes(16, 8, 3, 5), (1, 3), (1, 10), (4, 5)
     ),
     "hunyuan-image-refiner": HostVae(
         engine(REFINER, refined(5, 16, 8, refiner_vae=False), "DiagonalGaussianRegularizer"),
-        Sizes(16, 8, 3, 5),
+        VaeSizes(16, 8, 3, 5),
         *((1, 2), (1, 4), (4, 5)),
     ),
-    "wan-2.1": HostVae(wan("comfy.ldm.wan.vae.WanVAE", 16), Sizes(8, 16, 3, 5), (1, 4), (1, 11), batch=2),
-    "wan-2.2": HostVae(wan("comfy.ldm.wan.vae2_2.WanVAE", 16, dec_dim=8), Sizes(16, 16, 3, 5), (1, 3), (1, 9), (4, 5)),
-    "ltx-0.9": HostVae(ltx(blocks=BLOCKS, causal_decoder=False), Sizes(32, 128, 3, 5), (1, 3), (1, 20), (4, 5)),
+    "wan-2.1": HostVae(wan("comfy.ldm.wan.vae.WanVAE", 16), VaeSizes(8, 16, 3, 5), (1, 4), (1, 11), batch=2),
+    "wan-2.2": HostVae(
+        wan("comfy.ldm.wan.vae2_2.WanVAE", 16, dec_dim=8), VaeSizes(16, 16, 3, 5), (1, 3), (1, 9), (4, 5)
+    ),
+    "ltx-0.9": HostVae(ltx(blocks=BLOCKS, causal_decoder=False), VaeSizes(32, 128, 3, 5), (1, 3), (1, 20), (4, 5)),
     "ltx-0.9.1": HostVae(
         ltx(encoder_blocks=BLOCKS, decoder_blocks=NOISY, timestep_conditioning=True),
-        Sizes(32, 128, 3, 5),
+        VaeSizes(32, 128, 3, 5),
         *((1, 3), (1, 17), (4, 5)),
     ),
     "ltx-0.9.5": HostVae(
         ltx(encoder_blocks=BY_DEPTH, decoder_blocks=NOISY, causal_decoder=True, spatial_padding_mode="zeros"),
-        Sizes(32, 128, 3, 5),
+        VaeSizes(32, 128, 3, 5),
         *((2, 3), (9, 17), (4, 5)),
     ),
-    "cosmos": HostVae(cosmos, Sizes(8, 16, 3, 5), (1, 3), (1, 17)),
-    "mochi": HostVae(mochi, Sizes(8, 12, 3, 5), (1, 3), (1, 13)),
+    "cosmos": HostVae(cosmos, VaeSizes(8, 16, 3, 5), (1, 3), (1, 17)),
+    "mochi": HostVae(mochi, VaeSizes(8, 12, 3, 5), (1, 3), (1, 13)),
     # A tile and a clip, two tiles and two clips: not as many as any number of ranks.
     "minimax-h3": HostVae(
         minimax(tiny_vaes.VIDEO, tiny_vaes.shrink_video, "MiniMaxH3VideoVAE"),
-        Sizes(16, 24, 3, 5),
+        VaeSizes(16, 24, 3, 5),
         *((1, 10), (1, 25), (4, 7)),
         cut=5,
     ),
 }
-SOUND = HostVae(minimax(tiny_vaes.AUDIO, tiny_vaes.shrink_audio, "MiniMaxH3AudioVAE"), Sizes(800, 32, 2, 4))
+SOUND = HostVae(minimax(tiny_vaes.AUDIO, tiny_vaes.shrink_audio, "MiniMaxH3AudioVAE"), VaeSizes(800, 32, 2, 4))
 # One of each kind, of whose large case the memory is measured.
 MEASURED = ("sd", "hunyuan-video", "wan-2.1", "ltx-0.9.5", "cosmos", "mochi")
 # Of those that draw no noise.

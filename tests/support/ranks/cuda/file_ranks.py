@@ -27,11 +27,10 @@ import torch.distributed as dist
 torch.inference_mode = torch.no_grad
 
 from parallel_backend.groups.mesh import build_mesh  # noqa: E402
-from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from parallel_backend.seams.forward import Forward  # noqa: E402
-from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
+from parallel_backend.weights.placement import AllRanks, WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402

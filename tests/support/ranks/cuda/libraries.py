@@ -21,6 +21,7 @@ from parallel_backend.compat import kept_in_fp32
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
 from parallel_backend.groups.timeline import SILENT, Timeline
+from parallel_backend.hooks import Hooks
 from parallel_backend.models import spec_named
 from parallel_backend.models.checks import modules_at
 from parallel_backend.parallel_model import ParallelModel, moved
@@ -69,7 +70,7 @@ class Bench:
         device = device or self.device
         key = (plan, device.type)
         if key not in self.meshes:
-            self.meshes[key] = build_mesh(plan, device, link_groups=True, timeline=self.timeline)
+            self.meshes[key] = build_mesh(plan, device, timeline=self.timeline)
         return self.meshes[key]
 
     def source(self, name: str, family: Family, dtype: str) -> ModelSource:
@@ -133,7 +134,7 @@ def of_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results
     case = VAES[name]
     with off_gpu():
         vae = case.build()
-    PipelineVAE(vae.to(bench.device), world_axis(bench.device))
+    PipelineVAE(vae.to(bench.device), world_axis(bench.device), Hooks())
 
     def decode(vae: Any, device: torch.device) -> torch.Tensor:
         arguments = moved(case.arguments(), device)

@@ -24,7 +24,7 @@ def main(plan: str, out: str, device_type: str = "cpu") -> None:
     device = start_distributed(device_type)
     found = []
     for _ in range(TIMES):
-        mesh = build_mesh(ParallelPlan(**json.loads(plan)), device, link_groups=True)
+        mesh = build_mesh(ParallelPlan(**json.loads(plan)), device)
         found.append([group.group_name for group in mesh.groups()])
         for axis in mesh.axes.values():
             if axis.group:

@@ -62,7 +62,7 @@ def count(way: WholeWay, size: Size, watch: Watch) -> dict[str, Any]:
         latents = torch.randn(size.latents, generator=torch.Generator().manual_seed(1))
         conditions = {name: value[:1] for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
     stock, (latents, conditions, sigmas) = own.to(GPU), moved((latents, conditions, torch.linspace(1, 0, 21)), GPU)
-    mesh = build_mesh(ParallelPlan(), GPU, link_groups=True, timeline=way.timeline)
+    mesh = build_mesh(ParallelPlan(), GPU, timeline=way.timeline)
     module = ParallelModel(model.to(GPU), mesh, torch.float32)
     tally, sent, answer = Tally(), job_channel.send_pieces, way.answer_one
 

@@ -28,6 +28,7 @@ import diffusers.models.autoencoders.autoencoder_kl  # noqa: E402, F401 (streams
 from parallel_backend.groups.calls import NUMBERS  # noqa: E402
 from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402
+from parallel_backend.hooks import Hooks  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
 from parallel_backend.sampling.denoiser import LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
@@ -230,7 +231,7 @@ def decode() -> None:
     case = VAES[VAE]
     with off_gpu():
         model = case.build()
-    PipelineVAE(model.to(GPU), JobGroups(GPU, SILENT).whole())
+    PipelineVAE(model.to(GPU), JobGroups(GPU, SILENT).whole(), Hooks())
     for _ in range(2):
         model.decode(case.latents().to(GPU))
 

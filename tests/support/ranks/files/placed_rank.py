@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.library import AllRanks
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import placement
+from parallel_backend.weights.placement import AllRanks
 from tests.support.ranks.files.tiny_flux import calls, differences
 from worker.comfyui.model import import_comfyui
 from worker.comfyui.source import HostSource

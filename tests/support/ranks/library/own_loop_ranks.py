@@ -10,16 +10,13 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
-from parallel_backend import ParallelPlan, library, parallelize, unparallelize
-from parallel_backend.groups.mesh import build_mesh
+from parallel_backend import ParallelPlan, parallelize, unparallelize
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.library_cases import CALLS, sd3_with_encoders, seeded
 from tests.support.cases.own_loop_cases import (
@@ -34,10 +31,9 @@ from tests.support.cases.own_loop_cases import (
 
 
 def looped(case: LoopCase) -> dict[str, torch.Tensor]:
-    """Latents of a pipeline's call, and of the same call again. Stages have links, as on GPUs."""
+    """Latents of a pipeline's call, and of the same call again."""
     loop, pipeline = LOOPS[case.loop], pipeline_of(case)
-    with patch.object(library, "build_mesh", partial(build_mesh, link_groups=True)):
-        parallelize(pipeline, case.plan)
+    parallelize(pipeline, case.plan)
     first, again = (CALLS[loop.call].run(pipeline, 1, seeded()) for _ in range(2))
     if pipeline.transformer.parallel_transformer.pipeline.kinds:
         raise SystemExit(f"{case} keeps keys and values when its call has ended.")

@@ -14,11 +14,10 @@ import torch.distributed as dist
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.library import AllRanks
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.weights.fitting import count_host_bytes
 from parallel_backend.weights.loading import ModelSource
-from parallel_backend.weights.placement import WeightPlacement
+from parallel_backend.weights.placement import AllRanks, WeightPlacement
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
