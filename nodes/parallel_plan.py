@@ -15,7 +15,7 @@ from ..parallel_backend.costs.auto import couples, list_model_plans, shareable
 from ..parallel_backend.costs.forward import Work
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
-from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
+from ..parallel_backend.models.checks import attention_sizes_of, check_module, list_spec_mismatches
 from ..parallel_backend.plan import (
     ATTENTION,
     AUTO,
@@ -224,9 +224,9 @@ def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     why = explain_devices()
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
-        heads = sizes_of(module, tokens).heads if tokens else 0
+        heads = attention_sizes_of(module, tokens).heads if tokens else 0
         why += explain_work(plan, found, work, devices, heads, couples(module) or not work.rows)
-        if changes := changes_of(module):
+        if changes := list_spec_mismatches(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
         why += explain_choice(found, tried)
     return ResolvedPlan(plan, tuple(why), tried)

@@ -173,12 +173,12 @@ def check_vae(vae: Any) -> VaeClass:
         kind = class_of(vae.first_stage_model)
     except RequestError as error:
         raise Refused(*error.explanation) from error
-    if changes := list(changes_of(vae)):
+    if changes := list(list_vae_changes(vae)):
         raise Refused(f"A node has changed the VAE's {', '.join(changes[:3])}, which the ranks would not have.")
     return kind
 
 
-def changes_of(vae: Any) -> Iterator[str]:
+def list_vae_changes(vae: Any) -> Iterator[str]:
     """Yields the names of what nodes have changed, beside the numbers of weights and the attributes of the VAE's object
     that are no methods: ComfyUI's own object has these."""
     patcher = vae.patcher

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from ..parallel_backend.device import trim_heap
 from ..parallel_backend.errors import NoRoomError
-from ..parallel_backend.weights.free_ram import available_bytes
+from ..parallel_backend.weights.free_ram import available_ram_bytes
 from ..parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ..worker.wire.private_folder import find_room
 from .errors import Refused
@@ -36,7 +36,7 @@ class FileInMemory:
         """Raises Refused if the weights have no room."""
         has_blocks = any(form_of(each) for each in weights.values())
         try:
-            parent = find_room(sum(each.nbytes for each in weights.values()), available_bytes())
+            parent = find_room(sum(each.nbytes for each in weights.values()), available_ram_bytes())
             self.folder = parent / str(next(_numbers))
             self.folder.mkdir()
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from .groups.mesh import Mesh
 from .groups.mesh_layout import stages_of
 from .hooks import Hooks
 from .models.attention_sizes import AttentionSizes
-from .models.checks import attention_paths, check_class, check_module, modules_at, sizes_of
+from .models.checks import attention_paths, attention_sizes_of, check_class, check_module, modules_at
 from .models.spec import BlockList, ModelSpec
 from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
@@ -53,7 +53,7 @@ def apply_plan(
     """
     plan, slot = mesh.plan, ForwardSlot(mesh.plan.patch_count)
     check_module(plan, model)
-    sizes = sizes_of(model, spec) if spec and may_run_attention(model, spec, plan) else None
+    sizes = attention_sizes_of(model, spec) if spec and may_run_attention(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
     blocks = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
@@ -83,7 +83,7 @@ def apply_plan_inside(
     layout: of the model. dtype: what the network computes in. Raises PlanError and leaves the network unchanged then.
     """
     check_class(network, spec, [axis for axis in TOKEN_AXES if getattr(mesh.plan, axis) > 1])
-    sizes = sizes_of(network, spec) if spec.attends else None
+    sizes = attention_sizes_of(network, spec) if spec.attends else None
     kernel = choose_kernel(sizes, mesh, dtype)
     hooks.replace(layout, "starts", {**layout.starts, **(spec.inside or {})})
     install_boundary(network, spec, layout, hooks, None)

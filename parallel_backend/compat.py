@@ -46,8 +46,8 @@ def flash_attention_with_lse(
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Returns how often a tensor was written to. A tensor of inference mode does not know it. Since torch 1.9."""
-    return tensor._version
+    """Returns how often a tensor was written to; 0 for an inference tensor, which does not know it. Since torch 1.9."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def is_traced() -> bool:

@@ -337,7 +337,7 @@ def free_bytes(device: torch.device) -> int:
         return total_bytes(device) - reserved_bytes(device)
 
 
-def available_bytes(device: torch.device) -> int:
+def available_device_bytes(device: torch.device) -> int:
     """Returns the memory that new tensors of this process could still use."""
     return free_bytes(device) + reserved_bytes(device) - allocated_bytes(device)
 

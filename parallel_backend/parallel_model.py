@@ -23,13 +23,13 @@ from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, CONTROL, spec_of
 from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
-from .seams.forward import Code, Forward
+from .seams.forward import Forward, NodeCode
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.stages import StageExit, StageMessage, StandIn
 from .seams.pipeline.step_pipeline import StepPipeline, count_picture_tokens
 from .weights.prefetcher import BlockPrefetcher
-from .weights.sizes import blocks_of, sizes_of_model
+from .weights.sizes import blocks_of, weight_sizes_of
 
 PLAIN = (bool, int, float, str)  # values without tensors
 
@@ -54,7 +54,7 @@ class ParallelModel:
         self.dtype = dtype
         self.hooks = Hooks()
         self.spec = spec_of(type(model))
-        self.sizes = sizes_of_model(model, dtypes)
+        self.sizes = weight_sizes_of(model, dtypes)
         self.kept = KeptValues(model, self.spec)
         # Runs the networks beside the model, such as ControlNets, on this rank's rows; returns the call's arguments.
         self.complete: Callable[[tuple, dict[str, Any]], dict[str, Any]] = lambda args, kwargs: kwargs
@@ -120,7 +120,7 @@ class ParallelModel:
         """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
         decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
         alone."""
-        code = Code.BETWEEN_BLOCKS if needs_all_tokens else Code.NONE if is_plain else Code.INSIDE
+        code = NodeCode.BETWEEN_BLOCKS if needs_all_tokens else NodeCode.NONE if is_plain else NodeCode.INSIDE
         agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
         with Hooks() as hooks, agreed:
             hooks.replace(self.slot, "code", code)
@@ -251,14 +251,14 @@ class ParallelModel:
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
         """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         kwargs = self.kept.identify(self.complete(args, kwargs))
-        if self.slot.code in (Code.INSIDE, Code.BETWEEN_BLOCKS):
+        if self.slot.code in (NodeCode.INSIDE, NodeCode.BETWEEN_BLOCKS):
             kwargs = self.copied(kwargs)
         output = None
         with self.slot.enter(forward), self.fetched.forward(StageExit):
             output = self.model(*args, **kwargs)
         if output is None:
             return None
-        if forward.segments and not forward.gathered and self.slot.code is not Code.BETWEEN_BLOCKS:
+        if forward.segments and not forward.gathered and self.slot.code is not NodeCode.BETWEEN_BLOCKS:
             raise RequestError(
                 "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",

@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..parallel_backend import compat as compat
     from ..parallel_backend import device as device
     from ..parallel_backend import errors as errors
     from ..parallel_backend.weights import shared_memory as shared_memory
 
-MODULES = {"device": "device", "errors": "errors", "shared_memory": "weights.shared_memory"}
+MODULES = {"compat": "compat", "device": "device", "errors": "errors", "shared_memory": "weights.shared_memory"}
 
 
 def __getattr__(name: str) -> Any:

@@ -98,7 +98,7 @@ def check_class(model: Patcher) -> None:
 
 def check_same(model: Patcher, file: HostFile) -> HostFile:
     """Returns a file that has the model of a MODEL. Raises Refused if nodes have changed the model."""
-    if found := list(changes_of(model, file)):
+    if found := list(list_node_changes(model, file)):
         raise Refused(
             f"A node before this one has changed the model itself, not its MODEL alone ({', '.join(found[:3])}).",
             BEFORE,
@@ -136,7 +136,7 @@ def find_file(model: Patcher) -> tuple[Path, torch.dtype | None, bool, str]:
     return Path(path), dtype, bool(options.get(FAST)), ""
 
 
-def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
+def list_node_changes(model: Patcher, file: HostFile) -> Iterator[str]:
     """Yields what nodes have changed of the model behind a MODEL, beside the MODEL. Changes of classes and functions
     are every model's."""
     replaced = {*model.object_patches_backup, *model.backup}
@@ -146,7 +146,7 @@ def changes_of(model: Patcher, file: HostFile) -> Iterator[str]:
         if remote.weights.is_changed:
             yield WRITTEN
         own = {name.removeprefix(PREFIX) for name in replaced}
-        changes = remote.guard.changes(own, remote.stock.runs)
+        changes = remote.guard.changes(own, remote.stock.is_active)
         yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS))
 
 

@@ -63,7 +63,7 @@ class Inside:
     def begin_sampling(self) -> None:
         """Forgets what was described for the sampling before, but for networks that may be of use again."""
         self.asked = []
-        self.encoder.start_run()
+        self.encoder.begin_sampling()
 
     def begin(self) -> None:
         """Begins the description of a call."""

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
-from ...worker.compat import version_of
+from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of, version_of
 from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUI_ATTRIBUTES, FUNCTIONS, METHODS, PARTS
 from ...worker.wire.tree import PLAIN
 from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from comfy.quant_ops import QuantizedTensor
 
-from ...parallel_backend.compat import tree_leaves, tree_map_only, without_function_modes, writes_to_arguments
+from ...parallel_backend.compat import (
+    tree_leaves,
+    tree_map_only,
+    version_of,
+    without_function_modes,
+    writes_to_arguments,
+)
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
 from ...worker.comfyui.quantised_rows import QUANTISED
-from ...worker.compat import version_of
 from ..errors import Refused
 
 TENSOR: Any = torch.Tensor

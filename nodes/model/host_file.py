@@ -18,7 +18,7 @@ from comfy.ldm.modules import attention
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
-from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_model
+from ...parallel_backend.weights.sizes import WeightSizes, weight_sizes_of
 from ...worker.comfyui.model import (
     META,
     Weights,
@@ -177,7 +177,7 @@ def describe_host_file(
         mark=mark,
         detected=detected,
     )
-    return HostFile(found, model, cast or chosen or torch.bfloat16, sizes_of_model(model.diffusion_model))
+    return HostFile(found, model, cast or chosen or torch.bfloat16, weight_sizes_of(model.diffusion_model))
 
 
 def fill_module(model: comfy.model_base.BaseModel, weights: Weights, file: str, dtype: torch.dtype | None) -> None:

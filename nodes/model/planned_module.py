@@ -58,11 +58,11 @@ class PlannedModule:
     def plan(self) -> ParallelPlan:
         return self.forced or self.decided.plan
 
-    def begin_run(self) -> ParallelPlan | None:
+    def begin_sampling(self) -> ParallelPlan | None:
         """Begins a sampling. Returns its plan; None if the plan depends on the work."""
         self.decided.begin()
         self.forced = None
-        return None if self.decided.is_open else self.plan
+        return None if self.decided.is_undecided else self.plan
 
     def decide_plan(self, work: Work, options: Sequence[Mapping[str, Any]]) -> None:
         """Decides a plan that depends on the work. Replaces a user's plan that shares more than the nodes' functions
@@ -113,7 +113,7 @@ class PlannedModule:
         there are any, the cost stays unknown."""
         if MODEL_CHANGES in kwargs[OPTIONS]:
             return work
-        if self.decided.is_open:
+        if self.decided.is_undecided:
             measure(self.group, self.costs.dtype, check_interrupt)
         work = replace(work, forward=self.costs.count_call(args, kwargs))
         self.costs.remember(work)
@@ -140,7 +140,7 @@ class PlannedModule:
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or in one pipeline. A plan that is not
         decided yet counts as yes."""
-        return self.decided.is_open or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
+        return self.decided.is_undecided or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
 
     def weight_bytes(self, status: Mapping[str, Any] = NO_STATUS) -> int:
         """Returns the bytes of weights that rank 0 keeps on its accelerator, parked ones included. status: the ranks',
@@ -155,7 +155,7 @@ class PlannedModule:
             plan = replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
         else:
             plan = expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
-        return max(1, self.sizes.count_kept_bytes(plan)[0])
+        return max(1, self.sizes.count_resident_bytes(plan)[0])
 
     @property
     def is_loaded(self) -> bool:
@@ -164,7 +164,7 @@ class PlannedModule:
 
     def loaded_bytes(self) -> int:
         """Returns the bytes that the worker group keeps on ComfyUI's device, if it holds this model."""
-        return self.group.device_bytes() if self.is_loaded else 0
+        return self.group.used_device_bytes() if self.is_loaded else 0
 
     def needed_bytes(self) -> int:
         """Returns the bytes that the worker group will keep on ComfyUI's device for this model, at least 1. If the
@@ -172,7 +172,7 @@ class PlannedModule:
         if not self.group.is_on_comfyuis_card:
             return 1
         status = self.group.status()
-        kept, own = self.group.device_bytes(status), self.weight_bytes(status)
+        kept, own = self.group.used_device_bytes(status), self.weight_bytes(status)
         if self.is_loaded:
             return max(own, kept)
         return own if self.will_join(own, status) else max(1, own - kept)
@@ -210,7 +210,7 @@ class PlannedModule:
         if not self.is_loaded:
             return working
         status = self.group.status()
-        ready = self.group.device_bytes(status) - self.weight_bytes(status)
+        ready = self.group.used_device_bytes(status) - self.weight_bytes(status)
         return max(0, working - max(0, ready))
 
     def trim(self) -> int:

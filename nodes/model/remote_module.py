@@ -67,14 +67,14 @@ class RemoteModule:
     def __init__(self, source: HostSource, planned: PlannedModule) -> None:
         self.module, self.group, self.planned = planned.module, planned.group, planned
         module = self.module
-        self.batcher = CallBatcher(self.call, lambda: not self.stock.runs and planned.shares_calls())
+        self.batcher = CallBatcher(self.call, lambda: not self.stock.is_active and planned.shares_calls())
         self.weights = LocalWeights(module, source)
         self.stand_ins = self.methods()  # attributes of the module while the ranks run it
         vars(module).update(self.stand_ins)
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins], self.weights.take_back_copies)
         self.weights.on_show = self.guard.expect
-        self.replaced_methods = ReplacedMethods(module, self.stand_ins, lambda: self.stock.runs)
+        self.replaced_methods = ReplacedMethods(module, self.stand_ins, lambda: self.stock.is_active)
         self.stock = StockModel(planned, self.weights, self.stand_ins, self.replaced_methods)
         self.patched: tuple[str, Patches] = ("", {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
@@ -104,7 +104,7 @@ class RemoteModule:
         """Runs one call of the model in the ranks. Returns its result on the device of the latents. If nodes' functions
         inside of the model cannot run in the ranks, ComfyUI's own model runs the call here. Raises Refused for
         arguments that cannot be sent."""
-        if self.stock.runs:  # a node has put a stand-in back that it replaced before ComfyUI's own model took over
+        if self.stock.is_active:  # a node has put a stand-in back that it replaced before ComfyUI's own model took over
             return self.stock.run(args, kwargs)
         values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
@@ -139,7 +139,7 @@ class RemoteModule:
         try:
             answer = self.batcher.answer(call)
         except CallRecorded:
-            if not self.stock.runs:
+            if not self.stock.is_active:
                 raise
             return self.stock.run(args, kwargs)
         parts = [part.to(like) for part in answer]
@@ -155,13 +155,13 @@ class RemoteModule:
 
     def explain_module(self) -> list[str]:
         """Returns why the ranks cannot run the module as it is; empty if they can."""
-        written = [WRITTEN] if self.weights.is_changed and not self.stock.runs else []
+        written = [WRITTEN] if self.weights.is_changed and not self.stock.is_active else []
         return written + self.replaced_methods.explain_class()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Makes ComfyUI's own model run this call and all later ones, if its class writes results into these options:
         then its `forward` may not come to the method by which calls leave."""
-        if not self.stock.runs and (reasons := list_written(options)):
+        if not self.stock.is_active and (reasons := list_written(options)):
             self.take_over(reasons)
 
     def take_over(self, reasons: Sequence[str], down: Explanation | None = None) -> None:
@@ -171,7 +171,7 @@ class RemoteModule:
 
     def choose_runner(self, patcher: Patcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Chooses who runs a sampling: the ranks or ComfyUI's own model. needs_ranks: only they can. Raises Refused."""
-        if self.stock.runs:
+        if self.stock.is_active:
             self.stock.remove_stand_ins()
         patcher.eject_clones()
         reasons = self.reasons_now(patcher, options) + patcher.reasons()
@@ -192,9 +192,9 @@ class RemoteModule:
         self.begin_sampling()
         own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
         with self.replaced_methods.send(self.send):
-            changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.runs), {})
+            changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.is_active), {})
             _, reasons = describe_changes(self.inside, *changes)
-        here = [name for name in self.stand_ins if self.stock.runs and name in vars(self.module)]
+        here = [name for name in self.stand_ins if self.stock.is_active and name in vars(self.module)]
         reasons += [f"a change of its {name}" for name in here if name not in own]
         return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.inside)[1]]
 

@@ -61,8 +61,10 @@ def record_run(
         if callback is not None:
             callback(step, denoised, latents, total)
 
-    with runs.run(node and node.node_id, planned.name, planned.begin_run(), planned.source["model_class"]) as record:
-        if stand_in.stock.runs:
+    with runs.run(
+        node and node.node_id, planned.name, planned.begin_sampling(), planned.source["model_class"]
+    ) as record:
+        if stand_in.stock.is_active:
             runs.note(reason=stand_in.stock.why, is_stock=True)
         try:
             found = executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
@@ -114,7 +116,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def remote(self) -> RemoteModule | None:
         """The stand-in while the ranks run the model. None while ComfyUI's own model runs here."""
         found = self.stand_in
-        return None if found is None or found.stock.runs else found
+        return None if found is None or found.stock.is_active else found
 
     def reasons(self) -> list[str]:
         """Returns this patcher's changes of the model that the ranks cannot apply; empty if they can apply all."""
@@ -372,7 +374,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:
         estimate = whole_call()
-        if estimate and remote.stock.runs:
+        if estimate and remote.stock.is_active:
             return estimate(input_shape, cond_shapes)
         return remote.planned.working_bytes(estimate(input_shape, cond_shapes), input_shape) if estimate else 0
 

@@ -25,7 +25,7 @@ Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 class StockModel:
     """Takes a module over from the ranks, and gives it back.
 
-    runs: whether it runs in place of the ranks. why: the reason, in words."""
+    is_active: whether it runs in place of the ranks. why: the reason, in words."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class StockModel:
         """weights: of the module. stand_ins: its methods that become requests to the ranks."""
         self.module, self.planned, self.weights = planned.module, planned, weights
         self.stand_ins, self.replaced_methods = stand_ins, replaced_methods
-        self.runs, self.why = False, ""
+        self.is_active, self.why = False, ""
 
     def take_over(
         self,
@@ -63,12 +63,12 @@ class StockModel:
         self.why = self.planned.explain_stock(why, down)
         self.planned.group.runs.note(reason=self.why, is_stock=True)
         warn(self.why)
-        if self.runs:
+        if self.is_active:
             return self.weights.put_numbers()
         self.planned.free()
         replaced = self.weights.take_replaced() if load else {}
         self.weights.bring()
-        self.runs = True
+        self.is_active = True
         self.remove_stand_ins()
         if patcher:
             hooks = patcher.current_hooks
@@ -85,12 +85,12 @@ class StockModel:
 
     def give_back(self, patcher: Patcher) -> bool:
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
-        if self.runs:
+        if self.is_active:
             patcher.unload_here()
             if self.weights.find_written():
                 return False
             self.weights.drop()
-            self.runs, self.why = False, ""
+            self.is_active, self.why = False, ""
             vars(self.module).update(self.stand_ins)
         return True
 

@@ -94,7 +94,7 @@ class MemoryEstimate:
         waiting = count_host_bytes(self.plan, self.sizes)
         if device_type() != CPU:
             return waiting
-        kept, stages = self.sizes.count_kept_bytes(self.plan), self.list_stages()
+        kept, stages = self.sizes.count_resident_bytes(self.plan), self.list_stages()
         here = stages[: math.ceil(len(stages) / max(1, len(settings().machines)))]
         return waiting + sum(kept[stage] for stage in here)
 
@@ -105,7 +105,7 @@ class MemoryEstimate:
     def list_places(self) -> list[MemoryPlace]:
         """Returns what the plan needs in each place, communicators included, and what is usable there: of each rank's
         card, and of RAM."""
-        kept, working = self.sizes.count_kept_bytes(self.plan), math.ceil(self.working or 0)
+        kept, working = self.sizes.count_resident_bytes(self.plan), math.ceil(self.working or 0)
         beside = count_communicator_bytes(self.plan) + working
         found = [
             MemoryPlace(kept[stage] + beside, usable_bytes(card, working) + working, card, not self.sizes.blocks)
@@ -145,7 +145,7 @@ class MemoryEstimate:
         fits: see `fits_by_rank`."""
         return {
             "tight": self.tight.to_json(),
-            "kept": self.sizes.count_kept_bytes(self.plan),
+            "kept": self.sizes.count_resident_bytes(self.plan),
             "working": self.working and math.ceil(self.working),
             "fetched": self.sizes.count_fetched_bytes(self.plan),
             "fits": self.fits_by_rank(),
@@ -187,6 +187,6 @@ class MemoryEstimate:
 
     def explain_fetching(self, room: WeightRoom) -> Remark:
         """Says why weights=auto fetches them."""
-        whole = format_bytes(max(self.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
+        whole = format_bytes(max(self.sizes.count_resident_bytes(replace(self.plan, weights=WHOLE))))
         plan = str(replace(self.plan, weights=AUTO, weight_blocks=0))
         return remark("whole_does_not_fit", whole=whole, room=format_bytes(room.device), plan=plan)

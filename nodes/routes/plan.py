@@ -18,7 +18,7 @@ from ...parallel_backend.device import Card
 from ...parallel_backend.errors import ModelFileError, PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.models.checks import sizes_of
+from ...parallel_backend.models.checks import attention_sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.settings import SettingsError
 from ...worker.wire.file_marks import mark_files
@@ -211,7 +211,7 @@ def describe_ranks(plan: ParallelPlan, sampled: Sampled | None, branches: tuple[
 def read_layout(file: HostFile) -> tuple[int | None, Sequence[int] | None]:
     """Returns the heads of a model's attention, and the bytes of each of its blocks; None if unknown."""
     spec = spec_of(type(file.module))
-    return sizes_of(file.module, spec).heads if spec and spec.attends else None, file.sizes.blocks or None
+    return attention_sizes_of(file.module, spec).heads if spec and spec.attends else None, file.sizes.blocks or None
 
 
 def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...parallel_backend.weights.free_ram import available_bytes
+from ...parallel_backend.weights.free_ram import available_ram_bytes
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import WITH_COMFYUI, WITH_SAMPLER, SettingsError
 from ...worker.wire.protocol import Header
@@ -45,7 +45,7 @@ def read_files(files: Sequence[str]) -> None:
     """
     try:
         paths = [Path(file) for file in files]
-        if sum(path.stat().st_size for path in paths) > available_bytes():  # cached files count as free memory
+        if sum(path.stat().st_size for path in paths) > available_ram_bytes():  # cached files count as free memory
             return
         buffer = bytearray(CHUNK)
         for path in paths:

@@ -13,7 +13,7 @@ from ...parallel_backend.device import Card, outside_bytes
 from ...parallel_backend.groups.communicators import count_communicator_bytes, count_weights_communicator
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_stages, fit_weights
-from ...parallel_backend.weights.free_ram import available_bytes
+from ...parallel_backend.weights.free_ram import available_ram_bytes
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.measured import measured_file
 from .group import all_cards, last_status, list_cards, measured_folder, settings
@@ -88,7 +88,7 @@ def room_for_weights(plan: ParallelPlan, working: float = 0, contexts: int | Non
         room = sys.maxsize
     if management.vram_state == management.VRAMState.NO_VRAM:
         room = 0
-    in_ram = int(OF_HOST * available_bytes() // GB * GB)
+    in_ram = int(OF_HOST * available_ram_bytes() // GB * GB)
     return WeightRoom(max(0, room), in_ram, count_weights_communicator(plan))
 
 

@@ -21,7 +21,7 @@ from ..models.checks import check_module
 from ..plan import ParallelPlan
 from ..weights.folder import transformer_source
 from ..weights.loading import build_transformer
-from ..weights.sizes import sizes_of_model
+from ..weights.sizes import weight_sizes_of
 from .drawing import Order, draw, load_pipeline
 
 
@@ -70,7 +70,7 @@ def predict_plans(
     model = build_transformer(source)
     for plan in plans:
         check_module(plan, model)
-    sizes = sizes_of_model(model)
+    sizes = weight_sizes_of(model)
     counted = CountedTransformer(torch.nn.Module.to(model, META), device)
     pipeline: Any = load_pipeline(folder, model.dtype, True, transformer=model)
     pipeline.transformer = counted

@@ -12,7 +12,7 @@ import torch
 
 from ..axes import BATCH_AXES
 from ..errors import PlanError
-from ..models.checks import changes_of, check_module, sizes_of
+from ..models.checks import attention_sizes_of, check_module, list_spec_mismatches
 from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan
 from .choose import PlanCheck, list_plans
@@ -24,7 +24,7 @@ IDLE_REQUESTS = 2
 def shareable(model: torch.nn.Module) -> ModelSpec | None:
     """Returns the spec of the model's class if the class fits it and its tokens can be shared."""
     spec = spec_of(type(model))
-    return None if spec is None or spec.unshared or changes_of(model) else spec
+    return None if spec is None or spec.unshared or list_spec_mismatches(model) else spec
 
 
 def couples(model: torch.nn.Module) -> bool:
@@ -41,7 +41,7 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
     All other plans use every device: another count would need a new process group.
     """
     tokens = shareable(model)
-    heads = sizes_of(model, tokens).heads if tokens else 1
+    heads = attention_sizes_of(model, tokens).heads if tokens else 1
     found = list_plans(devices, work.parts, checks_of(model, work), branches=work.has_branches, heads=heads)
     return found or [ParallelPlan()]
 
@@ -79,18 +79,18 @@ class PlanOfRun:
 
     def begin(self) -> None:
         """Begins a sampling. Its first request decides the plan."""
-        self.is_open, self.idle = not self.is_set, 0
+        self.is_undecided, self.idle = not self.is_set, 0
 
     def follow(self, work: Work) -> bool:
         """Takes the next request into account. Returns whether it decides or changes the plan."""
         if self.is_set:
             return False
-        ways, is_first = self.plan.ways(BATCH_AXES), self.is_open
+        ways, is_first = self.plan.ways(BATCH_AXES), self.is_undecided
         self.idle = self.idle + 1 if work.parts < min(ways, self.parts) else 0
         if not is_first and self.idle < IDLE_REQUESTS:
             return False
         choice = self.choose(work)
-        self.is_open, self.idle = False, 0
+        self.is_undecided, self.idle = False, 0
         if not is_first and choice.plan.ways(BATCH_AXES) >= ways:
             return False
         self.choice, self.parts = choice, work.parts

@@ -20,9 +20,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop
 
 from ..compat import DispatchMode, packet_of, tree_leaves
 from ..hooks import Hooks
-from ..models.checks import modules_at, sizes_of
+from ..models.checks import attention_sizes_of, modules_at
 from ..models.spec import BlockList, spec_of
-from .memory import device_bytes
+from .memory import one_device_bytes
 
 META = torch.device("meta")
 NUMBERS_OF_A_GROUP = 3  # that ranks exchange for a group norm, see `seams/bands/norm.py`
@@ -285,7 +285,7 @@ def count_forward(
     bands = spec.bands if spec and not spec.unshared else None
     lists = spec.blocks if spec and not bands else ()
     blocks = {block: count_returned(each) for each in lists for block in modules_at(model, each.path)}
-    heads, _, kv_heads = sizes_of(model, spec) if spec and spec.attends else (1, 0, None)
+    heads, _, kv_heads = attention_sizes_of(model, spec) if spec and spec.attends else (1, 0, None)
     with count_operations(model, dict.fromkeys(bands.attending_blocks(model)) if bands else blocks) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in list_tensors(getattr(result, "sample", result)))
@@ -302,7 +302,7 @@ def count_forward(
         rest,
         count=count,
         activation=activation,
-        peak=device_bytes(activation) if peak is None else peak,
+        peak=one_device_bytes(activation) if peak is None else peak,
         prediction=result_bytes / rows,
         heads=heads,
         kv=(kv_heads or heads) / heads,

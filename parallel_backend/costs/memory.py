@@ -1,8 +1,8 @@
 """Estimates the bytes that a forward needs beside the weights. The plan node, the host's memory management, the
 ranks and automatic plans all use this estimate.
 
-It has two factors. The model gives what one device needs for the whole call: `device_bytes` for diffusers' classes, and
-the host's own estimate for others. The plan gives the share of the rank with the most, `rank_bytes`.
+It has two factors. The model gives what one device needs for the whole call: `one_device_bytes` for diffusers' classes,
+and the host's own estimate for others. The plan gives the share of the rank with the most, `rank_bytes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ..axes import TOKEN_AXES
 from ..groups.mesh_layout import largest_rows, largest_share
-from ..models.checks import count_tokens, sizes_of
+from ..models.checks import attention_sizes_of, count_tokens
 from ..models.spec import spec_of
 from ..plan import ParallelPlan
 from ..weights.sizes import WeightSizes
@@ -26,7 +26,7 @@ from ..weights.sizes import WeightSizes
 IN_BLOCKS, OUTSIDE = 20, 3
 
 
-def device_bytes(activation: float) -> float:
+def one_device_bytes(activation: float) -> float:
     """Returns what one device needs for a forward. activation: bytes of all tokens between two blocks, for all rows."""
     return (IN_BLOCKS + OUTSIDE) * activation
 
@@ -42,7 +42,7 @@ def rank_bytes(whole: float, rows: int, plan: ParallelPlan) -> float:
     return whole * largest_rows(plan, rows) / rows * token_factor(plan)
 
 
-def kept_factor(plan: ParallelPlan, kv: float) -> float:
+def stale_cache_factor(plan: ParallelPlan, kv: float) -> float:
     """Returns the bytes that a block keeps of its tokens for later steps, in those of their queries.
 
     These are keys and values under PipeFusion, and under int4 also queries and results, each where it is sent and where
@@ -62,12 +62,12 @@ def stale_bytes(
     rows of one group that shares tokens. Neither the text's tokens are counted, nor those of another kind of steps.
     """
     spec = spec_of(type(model))
-    if spec is None or not kept_factor(plan, 1):
+    if spec is None or not stale_cache_factor(plan, 1):
         return 0
-    heads, head_dim, kv_heads = sizes_of(model, spec)
+    heads, head_dim, kv_heads = attention_sizes_of(model, spec)
     width = heads * head_dim * dtype.itemsize
     blocks = max(map(len, sizes.by_stage(plan)))
-    return math.ceil(kept_factor(plan, (kv_heads or heads) / heads) * tokens * width * blocks / plan.token_ways)
+    return math.ceil(stale_cache_factor(plan, (kv_heads or heads) / heads) * tokens * width * blocks / plan.token_ways)
 
 
 def call_bytes(

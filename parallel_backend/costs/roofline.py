@@ -26,7 +26,7 @@ from ..plan import EXCHANGE_BLOCK, EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost, Work
 from .machine import Machine, Speed
-from .memory import kept_factor, rank_bytes
+from .memory import rank_bytes, stale_cache_factor
 
 MERGED = 6  # in multiples of A: what a block reads and writes to merge the results of a ring's parts in fp32
 INT4_BYTES = 1 / 2 + 2 / EXCHANGE_BLOCK  # of a number that travels as int4
@@ -92,7 +92,7 @@ def predict(work: Work, plan: ParallelPlan, machine: Machine, sizes: WeightSizes
         forwards = plan.patch_count * work.count_calls(shares[0].rows)
         fetching = forwards * sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights)
         waiting += max(0.0, fetching - computing - waiting)
-    needed = max(sizes.count_kept_bytes(plan)) + count_working_bytes(work, plan, sizes)
+    needed = max(sizes.count_resident_bytes(plan)) + count_working_bytes(work, plan, sizes)
     is_alone = members == 1 and not others
     return Prediction(plan, computing, waiting, needed, loops=work.loops, is_alone=is_alone)
 
@@ -196,7 +196,7 @@ def count_working_bytes(work: Work, plan: ParallelPlan, sizes: WeightSizes) -> f
     forward, rows = work.cost, work.parts
     blocks = max(share_blocks(plan, sizes)) * forward.count
     tokens = forward.activation * largest_rows(plan, rows) / plan.token_ways
-    return rank_bytes(forward.peak * rows, rows, plan) + kept_factor(plan, forward.kv) * tokens * blocks
+    return rank_bytes(forward.peak * rows, rows, plan) + stale_cache_factor(plan, forward.kv) * tokens * blocks
 
 
 def time_alone(cost: Cost, speed: Speed, rows: float) -> float:

@@ -37,7 +37,7 @@ def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
     return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
 
 
-def sizes_of(model: torch.nn.Module, spec: ModelSpec) -> AttentionSizes:
+def attention_sizes_of(model: torch.nn.Module, spec: ModelSpec) -> AttentionSizes:
     """Reads the sizes that limit a plan off the model, which may be on the meta device. One head of no dims if it has
     none."""
     if spec.bands:
@@ -79,7 +79,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     check_shared(plan, model, spec, shared)
     assert spec
     blocks = sum(len(modules_at(model, each.path)) for each in spec.blocks)
-    plan.check_model(sizes_of(model, spec).heads, blocks=blocks or None, pipefusion=bool(spec.image))
+    plan.check_model(attention_sizes_of(model, spec).heads, blocks=blocks or None, pipefusion=bool(spec.image))
 
 
 def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None, shared: list[str]) -> None:
@@ -110,7 +110,7 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 
 def check_class(model: torch.nn.Module, spec: ModelSpec, shared: list[str]) -> None:
     """Raises PlanError if a model's class is not as its spec says. shared: the plan's axes that would share tokens."""
-    if changed := changes_of(model):
+    if changed := list_spec_mismatches(model):
         known = ("diffusers", "requirements.txt") if spec.is_diffusers else ("ComfyUI", "the README")
         own = " For a spec of your own, see parallel_backend/models/README.md." if spec.is_diffusers else ""
         raise PlanError(
@@ -169,7 +169,7 @@ def count_tokens(model: torch.nn.Module, latents: Sequence[int]) -> int:
     return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
 
-def changes_of(model: torch.nn.Module) -> list[str]:
+def list_spec_mismatches(model: torch.nn.Module) -> list[str]:
     """Lists in words how a model differs from its spec's class, for example because its library has changed."""
     spec = spec_of(type(model))
     return list(dict.fromkeys(differences(model, spec))) if spec else []

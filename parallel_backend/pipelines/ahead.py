@@ -131,4 +131,4 @@ def same(one: Any, other: Any) -> bool:
 
 def versions_of(call: ModelCall) -> list[int]:
     tensors = [each for each in tree_leaves(call.constant) if torch.is_tensor(each)]
-    return [-1 if each.is_inference() else version_of(each) for each in tensors]
+    return list(map(version_of, tensors))

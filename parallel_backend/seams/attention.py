@@ -23,7 +23,7 @@ from .attention_op import RUNNING, Attend, plain_attention
 from .exchange.heads import HeadPart, head_parts, repeat_heads
 from .exchange.ring import ring_attention
 from .exchange.ulysses import gather_heads, scatter_heads, view_heads
-from .forward import Code, ForwardSlot
+from .forward import ForwardSlot, NodeCode
 from .kernels.backends import Backend
 from .layout import TokenLayout
 
@@ -235,7 +235,7 @@ class AttentionSeam:
     last one computes all further calls. The module keeps its projections and norms.
 
     A mode redirects them, which sees each of torch's functions. This takes the host 2 µs each. So if only the model's
-    own code runs (`Code.NONE`), and the module's first forward has called attention by its name in `F`
+    own code runs (`NodeCode.NONE`), and the module's first forward has called attention by its name in `F`
     alone, later ones replace that name and do without the mode. The same holds for a module that has all tokens
     (`is_local`), whatever code runs: if a call is missed, its result is right all the same. In a compiled block,
     attention is an operator that calls them, because torch traces no tensor methods within a mode.
@@ -266,7 +266,7 @@ class AttentionSeam:
             return
         self.calls_by_name = 0
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
-        self.may_replace_name = self.slot.code is Code.NONE or is_untraced
+        self.may_replace_name = self.slot.code is NodeCode.NONE or is_untraced
         if self.may_replace_name:
             self.hooks.replace(F, NAME, self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):

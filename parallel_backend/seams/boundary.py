@@ -3,7 +3,7 @@
 The tokens of all ranks are gathered after the last block, or after the head if the head works token by token. Between
 the blocks of a LOCAL list nothing is copied, because streams stay local there (see `layout.py` for both words).
 
-If nodes' code runs between the blocks (`Code.BETWEEN_BLOCKS`), the tokens are gathered after every block. So
+If nodes' code runs between the blocks (`NodeCode.BETWEEN_BLOCKS`), the tokens are gathered after every block. So
 this code sees what it would see on one device, whatever it does. A block that it calls in a way that the spec does not
 know runs whole, on every rank. So does a block that is called without the keys that its spec says are kept.
 """
@@ -39,7 +39,7 @@ from ..models.spec import (
     signature_of,
 )
 from .arguments import Parameters
-from .forward import Code
+from .forward import NodeCode
 from .layout import SPEC, Said, TokenLayout
 from .pipeline.stages import StageLink, StandIn
 
@@ -94,7 +94,7 @@ class BlockBoundary:
         try:
             self.cut_arguments(block, values)
         except RequestError:  # all ranks find the same
-            if slot.code is not Code.BETWEEN_BLOCKS:
+            if slot.code is not NodeCode.BETWEEN_BLOCKS:
                 raise
             return args, kwargs
         slot.has_all_tokens = False
@@ -115,7 +115,7 @@ class BlockBoundary:
                 continue
             values[name] = self.once(f"{name} converted", value, partial(convert, values=values))
             is_cut = name in blocks.tokens and values[name].shape != value.shape
-            if is_cut and self.layout.slot.code is Code.BETWEEN_BLOCKS:
+            if is_cut and self.layout.slot.code is NodeCode.BETWEEN_BLOCKS:
                 raise RequestError(
                     "Code between the blocks sees tokens that do not count.", "Use ulysses=1 and ring=1."
                 )
@@ -137,7 +137,7 @@ class BlockBoundary:
         if not self.is_checked and output is not None:
             self.check_returned(output)
             self.is_checked = True
-        if slot.code is Code.BETWEEN_BLOCKS:
+        if slot.code is NodeCode.BETWEEN_BLOCKS:
             return self.leave_whole(output)
         if self.chained and not (self.is_last and self.layout.forward.by_frame):
             return output
@@ -195,7 +195,7 @@ class BlockBoundary:
         return each_stream(partial(self.cut_tokens, said=said), value, streams)
 
     def cut_tokens(self, tokens: torch.Tensor, streams: str, said: Said) -> torch.Tensor:
-        dim, flat, copies = self.blocks.dim, self.flat(tokens), self.layout.slot.code is Code.BETWEEN_BLOCKS
+        dim, flat, copies = self.blocks.dim, self.flat(tokens), self.layout.slot.code is NodeCode.BETWEEN_BLOCKS
         may_be_local = self.blocks.between == LOCAL and not copies
         if may_be_local and self.layout.is_local(names(streams), flat.shape[dim]):
             return tokens
@@ -218,7 +218,7 @@ class BlockBoundary:
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
         dim, local = self.blocks.dim, self.flat(local)
-        if self.gathers or self.layout.slot.code is Code.BETWEEN_BLOCKS:
+        if self.gathers or self.layout.slot.code is NodeCode.BETWEEN_BLOCKS:
             self.layout.forward.gathered = True
             tokens = self.layout.gather(local, names(streams), dim, (self, streams) if self.gathers else None)
         else:
@@ -270,7 +270,7 @@ class BlockBoundary:
 
     def once(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
         """Changes an argument that is the same for every block only once per forward."""
-        if self.layout.slot.code is Code.BETWEEN_BLOCKS:  # nodes' code may write into it
+        if self.layout.slot.code is NodeCode.BETWEEN_BLOCKS:  # nodes' code may write into it
             return change(whole)
         key = f"{self.blocks.path}.{name}.{id(whole)}"
         _, changed = self.layout.forward.once(key, lambda: (whole, change(whole)))  # kept, so that its id stays its own

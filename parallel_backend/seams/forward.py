@@ -84,7 +84,7 @@ class Forward:
             self.deferred.pop(0).get()
 
 
-class Code(Enum):
+class NodeCode(Enum):
     """Which code runs in the model beside its own."""
 
     UNKNOWN = auto()  # a script's
@@ -103,7 +103,7 @@ class ForwardSlot:
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
-        self.code, self.has_all_tokens = Code.UNKNOWN, False
+        self.code, self.has_all_tokens = NodeCode.UNKNOWN, False
         self.buffers: dict[object, torch.Tensor] = {}
         self.forward = Forward(self.every_segment())
 
@@ -126,9 +126,9 @@ class ForwardSlot:
     def enter(self, forward: Forward) -> Iterator[None]:
         """While entered, this forward is the running one."""
         outside, self.forward = self.forward, forward
-        self.has_all_tokens = self.code is Code.BETWEEN_BLOCKS
+        self.has_all_tokens = self.code is NodeCode.BETWEEN_BLOCKS
         try:
             yield
         finally:
             self.forward = outside
-            self.has_all_tokens = self.code is Code.BETWEEN_BLOCKS
+            self.has_all_tokens = self.code is NodeCode.BETWEEN_BLOCKS

@@ -48,7 +48,7 @@ class WeightRoom:
     def count_lacking(self, plan: ParallelPlan, sizes: WeightSizes) -> int:
         """Returns the bytes that the device lacks for what the plan's ranks keep; negative if some are left."""
         communicator = self.communicator if plan.weights == SHARED else 0
-        return max(sizes.count_kept_bytes(plan)) + communicator - self.device
+        return max(sizes.count_resident_bytes(plan)) + communicator - self.device
 
 
 def fit_stages(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan:
@@ -84,7 +84,7 @@ def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links:
     most = [whole, *(replace(plan, weights=way, weight_blocks=every) for way in ways)]
     return min(
         (each for each in most if count_host_bytes(each, sizes) <= room.host),
-        key=lambda each: max(sizes.count_kept_bytes(each)),
+        key=lambda each: max(sizes.count_resident_bytes(each)),
     )
 
 

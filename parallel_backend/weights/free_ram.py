@@ -15,7 +15,7 @@ V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 V2 = "memory.max", "memory.current", "inactive_file"
 
 
-def available_bytes() -> int:
+def available_ram_bytes() -> int:
     """Returns the RAM that is free or can be freed. It is unlimited where the system does not say."""
     return min((*machine_bytes(), *cgroup_bytes()), default=sys.maxsize)
 

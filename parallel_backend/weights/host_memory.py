@@ -18,7 +18,7 @@ from ..errors import RequestError
 from ..groups.collectives import gather_numbers
 from ..groups.mesh_layout import shard_range
 from .fitting import GB, OF_HOST
-from .free_ram import available_bytes
+from .free_ram import available_ram_bytes
 from .shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 from .tensors import ALIGNMENT
 
@@ -41,7 +41,7 @@ class HostMemory:
     def check_room(self, size: int, purpose: str, advice: str) -> None:
         """Raises RequestError if the machine has too little free RAM for `size` bytes per copy. Otherwise Linux would
         kill a process."""
-        available = int(OF_HOST * available_bytes())
+        available = int(OF_HOST * available_ram_bytes())
         if size * self.copies > available:
             raise RequestError(
                 f"{purpose} takes {size / GB:.1f} GB of RAM, {self.copies} times on this machine, and "

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ..device import synchronise
-from .free_ram import available_bytes
+from .free_ram import available_ram_bytes
 from .host_memory import HostMemory
 from .tensors import align, list_plain_tensors, list_storages, whole_pages
 
@@ -139,7 +139,7 @@ class Parking:
         """Ends parking after the weights are back. Keeps the RAM for the next time if as much again is free for others,
         because pinning takes longer than copying."""
         self.pieces = []
-        if self.memory and available_bytes() < self.memory.size:
+        if self.memory and available_ram_bytes() < self.memory.size:
             self.memory, self.host = None, []
 
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ..device import available_bytes as device_bytes
-from ..device import is_accelerator
+from ..device import available_device_bytes, is_accelerator
 from ..groups.collectives import gather_numbers
 from ..groups.communicators import count_weights_communicator
 from ..groups.mesh import Axis, Mesh, replica_axis
@@ -24,7 +23,7 @@ from ..hooks import Hooks
 from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
 from .fitting import OF_HOST, Links, WeightRoom, count_host_bytes, estimate_fetch_seconds, fit_weights
-from .free_ram import available_bytes
+from .free_ram import available_ram_bytes
 from .host_memory import agree_on_memory
 from .loading import Check, go_on
 from .prefetcher import BlockPrefetcher
@@ -161,7 +160,7 @@ class WeightPlacement:
         # Ranks that read each other's weights read on to the end: they learn of a cancel at different moments.
         bring = partial(model.bring, places, store, go_on if reads_others else ranks.check)
         with Hooks() as hooks:
-            hooks.replace(self, "bringing", model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index])
+            hooks.replace(self, "bringing", model.sizes.count_resident_bytes(plan)[model.mesh["pipefusion"].index])
             ranks.together(bring if reads_others else lambda: ranks.alone(bring))
         if store:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
@@ -207,8 +206,8 @@ class WeightPlacement:
             "kind": plan.weights,
             "blocks": max(len(fetched_places(stage, plan)) for stage in stages),
             "of": max(map(len, stages)),
-            "kept": max(sizes.count_kept_bytes(plan)),
-            "whole": max(sizes.count_kept_bytes(replace(plan, weights=WHOLE))),
+            "kept": max(sizes.count_resident_bytes(plan)),
+            "whole": max(sizes.count_resident_bytes(replace(plan, weights=WHOLE))),
             "working": model.working_bytes,
             "fetched": sizes.count_fetched_bytes(plan),
             "seconds": estimate_fetch_seconds(plan, sizes, links),
@@ -222,9 +221,9 @@ def measure_room(ranks: AllRanks, model: PlacedModel, plan: ParallelPlan, only_f
     theirs, but for that of fetched weights. only_free: no more than is free, whatever the model's limit is; it is
     negative if a request lacks memory."""
     device = model.mesh.device
-    free = device_bytes(device) + model.resident_bytes - model.working_bytes
+    free = available_device_bytes(device) + model.resident_bytes - model.working_bytes
     room = model.limit_weights(free)
     room = min(room, free) if only_free else min(max(0, room), sys.maxsize)
-    own = (room, int(OF_HOST * available_bytes()))
+    own = (room, int(OF_HOST * available_ram_bytes()))
     device, host = (min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True))
     return WeightRoom(device, host, count_weights_communicator(plan))

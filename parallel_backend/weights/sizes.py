@@ -34,7 +34,7 @@ class WeightSizes:
         """Returns, for each pipeline stage of the plan, the sizes of its blocks."""
         return [[self.blocks[place] for place in stage] for stage in stages_of(plan, self.blocks)]
 
-    def count_kept_bytes(self, plan: ParallelPlan) -> list[int]:
+    def count_resident_bytes(self, plan: ParallelPlan) -> list[int]:
         """Returns, for each pipeline stage, the bytes that a rank keeps on its device. weights=auto counts as whole."""
         if not self.blocks:
             return [self.total] * plan.pipefusion
@@ -85,7 +85,7 @@ def blocks_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     }
 
 
-def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
+def weight_sizes_of(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
     """Returns the sizes of a model, which may be on the meta device. dtypes: by name, the dtype that a weight will
     have."""
     sizes = bytes_by_name(model)
@@ -97,7 +97,7 @@ def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
     """Returns the sizes of a model with its matrices in fp8, as in fp8 files. Returns None if that saves nothing."""
     sizes = bytes_by_name(model)
     larger = [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and sizes[name] > tensor.numel()]
-    return sizes_of_model(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
+    return weight_sizes_of(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
 
 
 def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:

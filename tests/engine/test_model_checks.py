@@ -11,7 +11,7 @@ import torch
 from parallel_backend.costs.auto import PlanOfRun, list_model_plans
 from parallel_backend.costs.forward import Work
 from parallel_backend.errors import PlanError
-from parallel_backend.models.checks import changes_of, check_module
+from parallel_backend.models.checks import check_module, list_spec_mismatches
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
 
@@ -181,7 +181,7 @@ def without_heads() -> torch.nn.Module:
 
 def test_a_class_as_its_spec_knows_it_has_its_tokens_shared() -> None:
     model = wan(Block(), Block())
-    assert changes_of(model) == []
+    assert list_spec_mismatches(model) == []
     assert auto_plan(2, model, ALONE) == ParallelPlan(ulysses=2)
     check_module(ParallelPlan(ulysses=2), model)
 

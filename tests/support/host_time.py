@@ -26,7 +26,7 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
-from parallel_backend.seams.forward import Code
+from parallel_backend.seams.forward import NodeCode
 from tests.support.fakes.rank import one_of
 from tests.support.host.mounted import import_comfyui
 
@@ -134,7 +134,7 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
     """Of a forward under a plan, all that it takes."""
     with one_of(ParallelPlan.from_json(degrees), CPU, timeline=Timeline(CPU)) as mesh:
         parallel = ParallelModel(model, mesh, torch.float32)
-        parallel.slot.code = Code.NONE if is_plain else Code.UNKNOWN
+        parallel.slot.code = NodeCode.NONE if is_plain else NodeCode.UNKNOWN
 
         if parallel.attention:
             parallel.attention.rows = 1  # as many parts as can be

@@ -9,7 +9,7 @@ import torch
 
 from parallel_backend.hooks import Hooks
 from parallel_backend.models import known_spec
-from parallel_backend.models.checks import sizes_of
+from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.spec import ModelSpec
 from tests.support.cases.families import UNEVEN, Family
 from tests.support.stream_probe import Recorder, Run, listed, misplaced_streams
@@ -42,7 +42,7 @@ def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
 
 def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], object]) -> list[str]:
     """What the model does in another way than the spec says, once each, in words. call: calls it."""
-    sizes, recorder = sizes_of(model, spec), Recorder(model, spec, attends=True)
+    sizes, recorder = attention_sizes_of(model, spec), Recorder(model, spec, attends=True)
     with torch.no_grad(), recorder:
         call()
 

@@ -63,10 +63,10 @@ def test_a_model_that_the_ranks_dropped_is_loaded_again(outcome: dict[str, Any],
 def test_a_request_in_a_callback_of_another_is_refused_and_its_conditions_are_not_taken_for_sent() -> None:
     session: Any = SimpleNamespace(given_up=False, operation="call", known=KnownState())
     text = {"text": torch.ones(2)}
-    session.known.conditions.exchange(text)
+    session.known.conditions.diff(text)
     with pytest.raises(RequestRefused, match="at work"):
         Session.request(session, {"op": "call"}, {}, lambda: None)
-    assert session.known.conditions.exchange(text)[1]
+    assert session.known.conditions.diff(text)[1]
 
 
 def test_the_panel_has_words_for_every_operation_in_every_language() -> None:

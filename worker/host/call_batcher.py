@@ -58,14 +58,14 @@ def order_branches(calls: Sequence[BatchedCall], degree: int) -> list[int]:
 class CallBatcher:
     """Sends the calls of a step together.
 
-    send: asks the ranks. gains: whether the ranks would run several calls at the same time.
+    send: asks the ranks. runs_in_parallel: whether the ranks would run several calls at the same time.
     calls, answers: of the running step: calls are recorded first, and then each is answered once.
     is_recording: whether calls are never sent, see `record`.
     """
 
-    def __init__(self, send: Callable[[list[BatchedCall]], list[Answer]], gains: Callable[[], bool]) -> None:
+    def __init__(self, send: Callable[[list[BatchedCall]], list[Answer]], runs_in_parallel: Callable[[], bool]) -> None:
         self.send = send
-        self.gains = gains
+        self.runs_in_parallel = runs_in_parallel
         self.calls: list[BatchedCall] | None = None
         self.answers: list[Answer] | None = None
         self.is_recording = False
@@ -98,7 +98,7 @@ class CallBatcher:
 
     def run(self, step: Callable[[], Result]) -> Result:
         """Runs a step that calls the model, and returns its result. The step may run twice."""
-        if self.calls is not None or not self.gains():
+        if self.calls is not None or not self.runs_in_parallel():
             return step()
         calls = self.calls = []
         try:

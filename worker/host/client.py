@@ -113,10 +113,10 @@ class WorkerGroup(Supervisor):
             for place, (args, kwargs) in enumerate(calls)
         ]
         with self.turn(check):
-            keys, new, dropped = self._known.conditions.exchange(tensors)
+            keys, new, dropped = self._known.conditions.diff(tensors)
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             reply, results = self._request(header, new, check)
-            on_reply(reply, take_state(results))
+            on_reply(reply, pop_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
@@ -139,7 +139,7 @@ class WorkerGroup(Supervisor):
         given: Tensors = {}
         packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
         with self.turn(check):
-            keys, new, dropped = self._known.conditions.exchange(given)
+            keys, new, dropped = self._known.conditions.diff(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
@@ -148,7 +148,7 @@ class WorkerGroup(Supervisor):
                 on_step(event, denoised)
 
             reply, results = self._request(header, {**tensors, **new}, check, noted)
-            on_reply(reply, take_state(results))
+            on_reply(reply, pop_state(results))
             return results["latents"]
 
     def run_vae(
@@ -203,7 +203,7 @@ class WorkerGroup(Supervisor):
             logging.error("[ParallelDiT] %s", error)
             return 0
 
-    def device_bytes(self, status: Mapping[str, Any] | None = None) -> int:
+    def used_device_bytes(self, status: Mapping[str, Any] | None = None) -> int:
         """Returns the bytes that rank 0 uses on ComfyUI's accelerator; 0 if it computes elsewhere. status: the ranks',
         if it is known."""
         ranks = (status or self.status()).get("memory", []) if self.is_on_comfyuis_card else []
@@ -301,7 +301,7 @@ class WorkerGroup(Supervisor):
         return reply, results
 
 
-def take_state(results: Tensors) -> Tensors:
+def pop_state(results: Tensors) -> Tensors:
     """Takes the tensors of a reply's STATE out of its tensors, by their names there."""
     prefix = f"{ops.STATE}."
     return {name.removeprefix(prefix): results.pop(name) for name in list(results) if name.startswith(prefix)}

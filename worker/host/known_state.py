@@ -25,7 +25,7 @@ class SentConditions:
         self.sent: Tensors = {}
         self.count = 0
 
-    def exchange(self, tensors: Tensors) -> tuple[dict[str, str], Tensors, list[str]]:
+    def diff(self, tensors: Tensors) -> tuple[dict[str, str], Tensors, list[str]]:
         """Returns, for a request's tensors: the keys of those that are kept; the tensors to send, by key or by their
         own name; and the keys to drop."""
         keys: dict[str, str] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..compat import parts_of
+from ..engine import compat
 from ..wire.tree import PLAIN
 
 ATTRIBUTES, PARTS, METHODS, FUNCTIONS, CLASSES = "attributes", "parts", "methods", "functions", "classes"
@@ -57,7 +57,7 @@ def set_value(kind: str, _model: torch.nn.Module, owner: Any, key: str, present:
         before = type(owner) if kind == CLASSES else vars(owner).get(key, MISSING)
         setattr(owner, key, value) if present else delattr(owner, key)
         return lambda: delattr(owner, key) if before is MISSING else setattr(owner, key, before)
-    slots: dict[str, Any] = parts_of(owner) if kind == PARTS else vars(owner)
+    slots: dict[str, Any] = compat.parts_of(owner) if kind == PARTS else vars(owner)
     before = slots.get(key, MISSING)
     put(slots, key, value if present else MISSING)
     return lambda: put(slots, key, before)

@@ -40,7 +40,7 @@ class Decoder:
         self.names: dict[int, str] = {}
         self.count = 0  # of tensors that were made here, or by the ranks before an earlier load
 
-    def start_run(self, run: str, networks: Collection[str] = ()) -> None:
+    def begin_sampling(self, run: str, networks: Collection[str] = ()) -> None:
         """Forgets the objects of another run, but for these networks."""
         if run != self.run:
             self.run = run

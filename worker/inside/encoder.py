@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat import version_of
+from ..engine import compat
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
@@ -107,7 +107,7 @@ class Encoder:
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, None] = {}  # in order
 
-    def start_run(self) -> None:
+    def begin_sampling(self) -> None:
         """Begins a sampling. Forgets all objects but for networks of the last sampling that are as they were."""
         self.keep({name for name in self.used & self.networks.keys() if self.stands_alone(name)})
         self.seen, self.fresh, self.asked, self.named = set(), set(), set(), {}
@@ -188,7 +188,7 @@ class Encoder:
         for name, tensor in tensors.items():
             self.objects[name] = tensor
             self.names[id(tensor)] = name
-            self.entries[name] = Entry(tags.TENSOR, False, only_slot(Version(tensor, version_of(tensor))))
+            self.entries[name] = Entry(tags.TENSOR, False, only_slot(Version(tensor, compat.version_of(tensor))))
             self.sent[name] = kept(self.entries[name].slots)
         for name, slots in state.items():
             entry = self.entries[name]
@@ -368,7 +368,7 @@ class Encoder:
         if value.is_meta or value.layout != torch.strided:
             raise UnsendableError("A tensor without numbers cannot be sent to the ranks.")
         page = self.pages.get(id(value))
-        numbers = {tags.PAGE: list(page)} if page else Version(value, version_of(value))
+        numbers = {tags.PAGE: list(page)} if page else Version(value, compat.version_of(value))
         return Entry(tags.TENSOR, type(value) is torch.nn.Parameter, only_slot(numbers))
 
     def enter_function(self, value: types.FunctionType) -> Entry:

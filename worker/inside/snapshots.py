@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..compat import version_of
+from ..engine import compat
 from .object_graph import Encoded, key_of
 
 
@@ -21,11 +21,11 @@ class Network:
         parts = [vars(part) for part in module.modules()]
         self.now = [each for part in parts for each in (part, *part.values()) if isinstance(each, (dict, list, set))]
         self.before = [each.copy() for each in self.now]
-        self.versions = [(tensor, version_of(tensor)) for tensor in (*module.parameters(), *module.buffers())]
+        self.versions = [(tensor, compat.version_of(tensor)) for tensor in (*module.parameters(), *module.buffers())]
 
     def is_same(self) -> bool:
         try:  # identity is compared first
-            return self.now == self.before and all(version_of(tensor) == was for tensor, was in self.versions)
+            return self.now == self.before and all(compat.version_of(tensor) == was for tensor, was in self.versions)
         except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
             return False
 

@@ -36,7 +36,7 @@ class Outcome:
         return {"error": self.said._asdict(), "kind": self.kind}
 
 
-class Ended(Exception):
+class JobEnded(Exception):
     """All ranks have agreed that the request ends here."""
 
     def __init__(self, outcome: Outcome) -> None:

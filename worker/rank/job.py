@@ -26,7 +26,7 @@ from ..launch.torchrun import machine_prefix
 from ..wire.operations import LOAD, Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
 from ..wire.tensors import Tensors
-from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
+from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, JobEnded, Outcome, agree
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
@@ -109,7 +109,7 @@ class Job(AllRanks):
         result, own = None, Outcome()
         try:
             result = action()
-        except Ended as ended:
+        except JobEnded as ended:
             return None, ended.outcome
         except Exception as error:
             own = self._judge(error)
@@ -118,11 +118,11 @@ class Job(AllRanks):
         return result, agree(own, self.control_group, self.ranks)
 
     def together(self, action: Callable[[], Result]) -> Result:
-        """Runs an action that may fail on one rank alone, before collectives follow. Raises Ended on all ranks if it
+        """Runs an action that may fail on one rank alone, before collectives follow. Raises JobEnded on all ranks if it
         fails on any."""
         result, outcome = self.attempt(action)
         if outcome.kind != DONE:
-            raise Ended(outcome)
+            raise JobEnded(outcome)
         return cast("Result", result)
 
     def alone(self, action: Callable[[], Result]) -> Result:
@@ -200,6 +200,6 @@ def describe_model(
         files = HostSource.from_json(header["source"]).files if loads else ()
         return {"weights": sum(map(os.path.getsize, files))}  # a stage may keep less
     return {
-        "weights": max(model.sizes.count_kept_bytes(model.mesh.plan)) if loads else model.resident_bytes,
+        "weights": max(model.sizes.count_resident_bytes(model.mesh.plan)) if loads else model.resident_bytes,
         "tokens": count_tokens(model.module.model, latents) if latents else 0,
     }

@@ -30,7 +30,7 @@ from ..wire import operations as ops
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, unpack
-from .agreement import DONE, REFUSED, Ended
+from .agreement import DONE, REFUSED, JobEnded
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes, release_memory
 from .model.copied_file import bring_file, find_copy
@@ -102,7 +102,7 @@ class Operations:
         self.state.before = own_bytes(self.state.device)
         try:
             model.placement.place(job, model, model.mesh.plan, working)
-        except Ended:
+        except JobEnded:
             self.state.drop_model()
             raise
         self.state.loaded = {**self.state.loaded, "weights": model.placement.describe(job, model)}
@@ -139,7 +139,7 @@ class Operations:
             )
         else:
             outputs = run_model_code(lambda: model.call_method(method, calls), refuses_alike=True)
-        changed = take_state(job, model)
+        changed = add_state(job, model)
         if why := model.module.pipeline.why:
             job.told[ops.WHOLE_STEP] = why
         if outputs is None:
@@ -152,8 +152,8 @@ class Operations:
         return {**found, **changed}
 
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
-        """Raises Ended on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a node
-        runs inside of the model. The ranks attend by the kernel that a node chose if all of them can."""
+        """Raises JobEnded on all ranks if one of them cannot compile blocks as a node asks, or lacks the code that a
+        node runs inside of the model. The ranks attend by the kernel that a node chose if all of them can."""
         options = parse_field(lambda given: dict(given.get(OPTIONS) or {}), kwargs, "options")
         if options.get(GRAPH):  # functions or objects that are not here yet
             job.together(lambda: model.take_objects(kwargs[OPTIONS]))
@@ -173,7 +173,7 @@ class Operations:
         if name not in model.kernels:
             kernel, outcome = job.attempt(lambda: model.choose_kernel(name))
             if outcome.kind not in (DONE, REFUSED):
-                raise Ended(outcome)
+                raise JobEnded(outcome)
             model.kernels[name] = kernel if kernel and outcome.kind == DONE else outcome.said.cause
         if not model.kernel_of(name):
             job.told[ops.NO_KERNEL] = f"{model.kernels[name]} The ranks attend by {model.describe_kernel()}."
@@ -217,7 +217,7 @@ class Operations:
             watch.close()
             raise
         watch.close()
-        changed = take_state(job, model)
+        changed = add_state(job, model)
         return None if latents is None or dist.get_rank() else {"latents": latents, **changed}
 
     def vae(self, job: Job, tensors: Tensors) -> Tensors | None:
@@ -237,7 +237,7 @@ class Operations:
         self.unpark(job, state.vae.parallel.parking)
         try:
             return run_rank_vae(state.vae, job.header["direction"], job, tensors)
-        except (RequestError, Ended):  # all ranks raise it
+        except (RequestError, JobEnded):  # all ranks raise it
             raise
         except Exception as error:
             raise ModelFailed(error) from error
@@ -260,14 +260,14 @@ class Operations:
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:
-        """Moves weights to host memory. Raises Ended if a rank has too little memory; then no rank has moved any.
+        """Moves weights to host memory. Raises JobEnded if a rank has too little memory; then no rank has moved any.
         places: tells ranks with different weights apart."""
         if parking.is_parked:
             return
         memory = agree_on_memory((places, parking.layout()), parking.size, job.control_group, parking.memory)
         try:
             job.together(lambda: parking.copy(memory))
-        except Ended:
+        except JobEnded:
             parking.end()
             raise
         parking.free_device()
@@ -283,7 +283,7 @@ class Operations:
         job.told[ops.FREED] = before - self.state.figures["accelerator"]
 
     def unpark(self, job: Job, parking: Parking) -> None:
-        """Puts parked weights back. Raises Ended if a rank has too little memory; then they stay parked on all
+        """Puts parked weights back. Raises JobEnded if a rank has too little memory; then they stay parked on all
         ranks."""
         if not parking.is_parked:
             return
@@ -302,7 +302,7 @@ class Operations:
             _, outcome = job.attempt(fill)
             if outcome.kind != DONE:
                 parking.free_device()  # on the ranks that had enough memory
-                raise Ended(outcome)
+                raise JobEnded(outcome)
             parking.end()
         finally:
             release_memory(self.state.device)
@@ -340,7 +340,7 @@ def unpack_calls(calls: Sequence[dict], tensors: Tensors) -> list[Call]:
     return found
 
 
-def take_state(job: Job, model: HostModel) -> Tensors:
+def add_state(job: Job, model: HostModel) -> Tensors:
     """Puts into the reply what nodes' functions changed. Returns the tensors among it, on any device."""
     state, tensors = model.decoder.state()
     if state:

@@ -27,7 +27,7 @@ from ..comfyui.model import hide_from_management
 from ..wire.operations import BESIDE
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
-from .memory.device_memory import memory_use, own_bytes, release_memory, resident_bytes
+from .memory.device_memory import memory_use, own_bytes, process_ram_bytes, release_memory
 from .memory.out_of_memory import size
 from .memory.sensors import find_sensors
 from .model.host_model import HostModel
@@ -223,7 +223,7 @@ class RankState:
         The figures: see `memory_use`, and the bytes of the models' weights on this rank and on its device. read: while
         weights are read, the percentage that has been read, judged by memory.
         """
-        return {"resident": resident_bytes(), **self.figures, **self.read_sensors()}
+        return {"resident": process_ram_bytes(), **self.figures, **self.read_sensors()}
 
     @property
     def is_parked(self) -> bool:
@@ -242,5 +242,5 @@ def can_stay(model: HostModel, source: HostSource, plan: ParallelPlan) -> bool:
 def count_savings(model: HostModel) -> int:
     """Returns the bytes of a device that weights=shared saves, in comparison with where the weights are or, of a new
     model, will be."""
-    kept, count = model.placement.decided or model.mesh.plan, model.sizes.count_kept_bytes
+    kept, count = model.placement.decided or model.mesh.plan, model.sizes.count_resident_bytes
     return max(count(kept)) - max(count(replace(kept, weights=SHARED, weight_blocks=0)))

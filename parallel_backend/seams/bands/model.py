@@ -23,7 +23,7 @@ from ...models.spec import ALWAYS_WHOLE, CONTROL
 from ...weights.loading import go_on
 from ..arguments import Parameters
 from ..attention import ParallelAttention, install_attention
-from ..forward import Code, ForwardSlot
+from ..forward import ForwardSlot, NodeCode
 from ..kernels.backends import Backend
 from .functions import BandFunctions
 from .layout import WITHOUT_BANDS, RowLayout
@@ -70,7 +70,7 @@ class BandedModel:
         for each, times in self.times.items():
             cut = self.layout.cut_residual if each == CONTROL else partial(self.layout.cut_rows, times=times)
             values[each] = tree_map_only(torch.Tensor, cut, values.get(each))
-        if self.layout.slot.code is Code.BETWEEN_BLOCKS and isinstance(options := values.get(ALWAYS_WHOLE), dict):
+        if self.layout.slot.code is NodeCode.BETWEEN_BLOCKS and isinstance(options := values.get(ALWAYS_WHOLE), dict):
             values[ALWAYS_WHOLE] = WholePicture(self.layout, self.spec).wrap_options(options)
             self.layout.slot.has_all_tokens = False
         self.functions.__enter__()

@@ -19,7 +19,7 @@ from parallel_backend.costs.choose import list_plans, order_plans
 from parallel_backend.costs.forward import ForwardCost, Work, count_forward
 from parallel_backend.costs.machine import Machine
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.models.checks import sizes_of
+from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.spec import spec_of
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
@@ -103,7 +103,7 @@ def limits_of(model: torch.nn.Module) -> dict[str, Any]:
     """What a plan is checked by."""
     spec = spec_of(type(model))
     assert spec
-    return {"heads": sizes_of(model, spec).heads, "pipefusion": bool(spec.image)}
+    return {"heads": attention_sizes_of(model, spec).heads, "pipefusion": bool(spec.image)}
 
 
 class Contest:

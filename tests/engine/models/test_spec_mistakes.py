@@ -17,7 +17,7 @@ from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models import ModelSpec, known_spec, model_classes
 from parallel_backend.models.attention_sizes import AttentionSizes
-from parallel_backend.models.checks import changes_of
+from parallel_backend.models.checks import list_spec_mismatches
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.layout import TokenLayout
@@ -110,7 +110,7 @@ def test_blocks_whose_heads_differ_or_are_unknown_are_named(
 ) -> None:
     model = FAMILIES[name].build()
     vars(model.get_submodule(path)).update(attributes)
-    (found,) = changes_of(model)
+    (found,) = list_spec_mismatches(model)
     assert found.endswith(said)
 
 

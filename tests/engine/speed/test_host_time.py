@@ -14,7 +14,7 @@ from torch.overrides import _len_torch_function_stack
 
 from parallel_backend.hooks import Hooks
 from parallel_backend.seams.attention import install_attention
-from parallel_backend.seams.forward import Code, ForwardSlot
+from parallel_backend.seams.forward import ForwardSlot, NodeCode
 from tests.support.host_time import BY_NODES, PLANS
 from tests.support.programs import run_program
 
@@ -60,7 +60,7 @@ def test_attention_is_redirected_by_whatever_name_it_is_called(is_early: bool) -
     module, slot, hooks, x = Attends(is_early), ForwardSlot(), Hooks(), torch.randn(1, 2, 3, 4)
     install_attention(module, "", [attend], hooks, slot)
     for is_plain in (False, True, True, False, True):
-        slot.code = Code.NONE if is_plain else Code.UNKNOWN
+        slot.code = NodeCode.NONE if is_plain else NodeCode.UNKNOWN
         assert torch.equal(module(x), EARLY(x, x, x) + 1)
         assert F.scaled_dot_product_attention is EARLY
     hooks.remove()
@@ -71,7 +71,7 @@ def test_attention_is_redirected_by_whatever_name_it_is_called(is_early: bool) -
 def test_a_module_that_does_not_attend_is_told_of_without_a_mode_too() -> None:
     module, slot, hooks, x = Attends(False), ForwardSlot(), Hooks(), torch.randn(1, 2, 3, 4)
     install_attention(module, "", [attend], hooks, slot)
-    slot.code = Code.NONE
+    slot.code = NodeCode.NONE
     for _ in range(2):
         module(x)
     module.is_early = True  # as no code of the model's own does

@@ -30,7 +30,7 @@ TWO = ParallelPlan(ulysses=2)
 
 
 def kept(plan: ParallelPlan, sizes: WeightSizes) -> int:
-    return max(sizes.count_kept_bytes(plan))
+    return max(sizes.count_resident_bytes(plan))
 
 
 def test_weights_that_fit_stay_whole() -> None:
@@ -128,7 +128,7 @@ def test_stages_are_balanced_by_memory_only_where_those_of_equal_time_do_not_fit
     """Of Flux's two stages of equal time, the first has 19 blocks of two streams, and keeps 65 % of the bytes."""
     staged = ParallelPlan(pipefusion=2)
     by_memory = replace(staged, balance=MEMORY)
-    needed = [max(FLUX.count_kept_bytes(each)) for each in (staged, by_memory)]
+    needed = [max(FLUX.count_resident_bytes(each)) for each in (staged, by_memory)]
     assert needed[0] > 1.2 * needed[1]
     assert fit_stages(staged, FLUX, WeightRoom(needed[0], PLENTY)) == staged
     assert fit_stages(staged, FLUX, WeightRoom(needed[0] - 1, PLENTY)) == by_memory

@@ -29,23 +29,23 @@ def limit(folder: Path, names: tuple[str, str, str], most: object, used: int, dr
 
 
 def test_without_control_groups_it_is_what_the_machine_says(system: Path) -> None:
-    assert free_ram.available_bytes() == 16 * GB
+    assert free_ram.available_ram_bytes() == 16 * GB
     (system / "MEMINFO").unlink()
-    assert free_ram.available_bytes() > 1 << 60
+    assert free_ram.available_ram_bytes() > 1 << 60
 
 
 def test_the_nearest_limit_of_a_control_group_or_one_above_counts(system: Path) -> None:
     (system / "CGROUP").write_text("0::/pods/comfyui\n")
     limit(system / "CGROUPS" / "pods" / "comfyui", free_ram.V2, "max", 3 * GB, 0)
-    assert free_ram.available_bytes() == 16 * GB
+    assert free_ram.available_ram_bytes() == 16 * GB
     limit(system / "CGROUPS" / "pods", free_ram.V2, 8 * GB, 5 * GB, GB)
-    assert free_ram.available_bytes() == 4 * GB, "pages of files can be dropped"
+    assert free_ram.available_ram_bytes() == 4 * GB, "pages of files can be dropped"
     limit(system / "CGROUPS" / "pods" / "comfyui", free_ram.V2, 4 * GB, 5 * GB, 0)
-    assert free_ram.available_bytes() == 0
+    assert free_ram.available_ram_bytes() == 0
 
 
 @pytest.mark.parametrize("path", ["/docker/0123", "/"])
 def test_a_container_sees_its_own_group_at_the_top(path: str, system: Path) -> None:
     (system / "CGROUP").write_text(f"5:cpu,cpuacct:{path}\n4:memory:{path}\n")
     limit(system / "CGROUPS" / "memory", free_ram.V1, 2 * GB, GB, 0)
-    assert free_ram.available_bytes() == GB
+    assert free_ram.available_ram_bytes() == GB

@@ -170,7 +170,7 @@ def test_weights_are_parked_in_pieces_while_the_next_are_pinned(
     parking.copy(memory)
     assert runtime.tried == tried, "what is pinned stays so for the next time"
     assert caplog.text.count("GB of RAM pinned in") == 1
-    monkeypatch.setattr(parking_module, "available_bytes", lambda: 0)
+    monkeypatch.setattr(parking_module, "available_ram_bytes", lambda: 0)
     parking.end()
     del memory
     gc.collect()

@@ -38,4 +38,4 @@ def test_what_no_block_has_is_every_ranks() -> None:
     names = {"embed.weight": 5, "blocks.0.attn.q": 8, "blocks.0.norm": 1, "blocks.1.attn.q": 8, "blocks_norm.w": 2}
     sizes = sizes_by_block(names, ["blocks.0", "blocks.1"])
     assert (sizes.rest, sizes.blocks, sizes.total) == (7, (9, 8), 24)
-    assert sizes.count_kept_bytes(ParallelPlan(pipefusion=2)) == [7 + 9, 7 + 8]
+    assert sizes.count_resident_bytes(ParallelPlan(pipefusion=2)) == [7 + 9, 7 + 8]

@@ -171,7 +171,7 @@ def written_while_here(census: Any, row: Row, model: Any, change: Callable[[Any]
     patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
     adapted = census.adapt(row, patched, lora=census.a_lora(row, model))
     found = [census.sample(row, adapted), census.sample(row, model)]
-    assert not hasattr(model, "stand_in") or not model.stand_in.stock.runs, "the ranks should have it again"
+    assert not hasattr(model, "stand_in") or not model.stand_in.stock.is_active, "the ranks should have it again"
     found.append(census.sample(row, patched))
     change(model.model.diffusion_model)
     found += [census.sample(row, model), census.sample(row, model)]
@@ -218,7 +218,7 @@ def changed_in_wrapper(census: Any, row: Row, model: Any, change: Changes) -> li
             return apply_model(given["input"], given["timestep"], **given["c"])
 
     found = [census.sample(row, wrapped(model, wrapper)), sample_after(census, row, model)]
-    assert not hasattr(model, "stand_in") or not model.stand_in.stock.runs, "the ranks should have it again"
+    assert not hasattr(model, "stand_in") or not model.stand_in.stock.is_active, "the ranks should have it again"
     return found
 
 

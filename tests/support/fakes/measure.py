@@ -83,7 +83,7 @@ def measure(model: Model, plan: ParallelPlan, rank: int) -> Figures:
             raise AssertionError("An idle model holds memory of messages.")
         sent = marks.marks[MEASURED + 1] - marks.marks[MEASURED] if marks.marks else tally.sent
         parameters = sum(each.numel() for each in parallel.model.parameters())
-        told = parallel.sizes.count_kept_bytes(plan)[mesh["pipefusion"].index]
+        told = parallel.sizes.count_resident_bytes(plan)[mesh["pipefusion"].index]
         to_fetch = parallel.sizes.count_fetched_bytes(plan)
         blocks, most = len(parallel.blocks), (tally.peak - weights, tally.taken - weights)
         return Figures(blocks, parameters, weights, told, to_fetch, *most, sent)

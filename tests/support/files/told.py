@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from parallel_backend.models.checks import changes_of
+from parallel_backend.models.checks import list_spec_mismatches
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES
 from tests.support.group.footprint import mapped_at
@@ -98,7 +98,7 @@ def rows_of(comfyui: str) -> dict[str, list[str]]:
     found = {}
     for name, case in CASES.items():
         try:
-            found[name] = changes_of(case.build())
+            found[name] = list_spec_mismatches(case.build())
         except (ImportError, TypeError):
             continue
     return found

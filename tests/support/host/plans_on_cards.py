@@ -46,7 +46,7 @@ def pretend(route: Any, sizes: list[int], ram: int, own: float) -> None:
     module.memory_reserved = lambda _device: 0
     room: Any = sys.modules["pack.nodes.workers.room"]
     room.measure_own_context.cache_clear()
-    room.available_bytes = lambda: ram * GB
+    room.available_ram_bytes = lambda: ram * GB
     module.get_device_properties = lambda which: cards[which if isinstance(which, int) else 0]  # ComfyUI asks by device
     management = importlib.import_module("comfy.model_management")
     state = management.CPUState.GPU if cards else management.CPUState.CPU

@@ -44,7 +44,7 @@ class PretendedGroup:
     def start_ahead(self, ranks: int, source: dict[str, Any]) -> None:
         pass
 
-    def device_bytes(self, status: dict[str, Any] | None = None) -> int:
+    def used_device_bytes(self, status: dict[str, Any] | None = None) -> int:
         status or self.status()
         return self.kept
 
@@ -78,7 +78,7 @@ class Scene:
         self.plan = importlib.import_module("pack.nodes.parallel_plan")
         self.sizes = importlib.import_module("pack.parallel_backend.weights.sizes")
         room = importlib.import_module("pack.nodes.workers.room")
-        room.available_bytes = self.free
+        room.available_ram_bytes = self.free
         room.list_plan_cards, room.list_rank_contexts = lambda _plan: [Card(0, "", TOTAL)], lambda: {"0": 0}
         self.settings = importlib.import_module("pack.worker.settings").Settings()
         self.begin()

@@ -382,7 +382,7 @@ class Networks:
 
     def next(self, *values: Any, expected: Sequence[Any] = ()) -> tuple[list[str], list[Any]]:
         """The networks that stay in the next sampling, and what its first call sends."""
-        self.encoder.start_run()
+        self.encoder.begin_sampling()
         self.encoder.expect(expected)
         sent = self.send(*values)
         return [type(self.encoder.objects[name]).__name__ for name in self.encoder.kept], sent
@@ -413,7 +413,7 @@ def test_a_network_stays_for_the_next_sampling_that_uses_it(root: Path) -> None:
     assert both.next([3]) == ([], ["list"])
     kept, sent = both.next(other, patcher)
     assert kept == [] and len(sent) == 2 * len(WHOLE)
-    both.encoder.start_run()  # for a sampling that is never sent
+    both.encoder.begin_sampling()  # for a sampling that is never sent
     both.encoder.encode(both.make())
     assert both.next(other) == (["Patcher"], [])
     assert both.next(patcher)[0] == [] and other.model not in both.encoder.objects.values()
@@ -435,7 +435,7 @@ def test_a_network_goes_to_the_ranks_again(change: str, root: Path) -> None:
         both.pages[id(patcher.model.weight)] = ("another file", "0")
     if change == "another part":
         patcher.model.more = torch.nn.Identity()
-    both.encoder.start_run()
+    both.encoder.begin_sampling()
     if change == "lost":
         both.encoder.forget_sent()
     sent = both.send(outside, patcher)

@@ -122,16 +122,16 @@ def test_the_host_waits_once_to_compare_what_the_ranks_hold() -> None:
     values = {"a": torch.randn(SMALL), "b": torch.randn(SMALL), "c": torch.randn(2, SMALL), "d": torch.empty(0)}
     with torch.no_grad(), on_gpu(counts_memory=False) as watch:
         sent, given = SentConditions(), {name: value.to(GPU, non_blocking=True) for name, value in values.items()}
-        keys, new, _ = sent.exchange(given)
+        keys, new, _ = sent.diff(given)
         assert len(new) == 4
         watch.begin()
-        again, new, dropped = sent.exchange({name: value.clone() for name, value in given.items()})
+        again, new, dropped = sent.diff({name: value.clone() for name, value in given.items()})
         watch.end()
         assert again == keys and not (new or dropped)
         assert sum(watch.outside.values()) == 1, watch.outside
         changed = {"a": given["a"] + 1, "b": given["b"].double(), "c": given["c"].flatten()}
-        assert len(sent.exchange(changed)[1]) == 3
-    assert not sent.exchange({"here": torch.ones(SMALL)})[1].keys() & keys.values(), "on another device"
+        assert len(sent.diff(changed)[1]) == 3
+    assert not sent.diff({"here": torch.ones(SMALL)})[1].keys() & keys.values(), "on another device"
 
 
 @pytest.mark.parametrize(("size", "kept"), [(1, MOST), (MOST_BYTES // 4, 4)])
@@ -140,7 +140,7 @@ def test_conditions_of_former_prompts_are_kept_up_to_a_number_and_a_size(size: i
     for number in range(kept + 10):
         own = torch.empty(size, dtype=torch.uint8, device="meta")  # no two are equal
         with patch("worker.host.known_state.find_equal", lambda pairs: [False] * len(pairs)):
-            keys, new, dropped = sent.exchange({"text": own, "video": own})
+            keys, new, dropped = sent.diff({"text": own, "video": own})
         held = (held | new.keys()) - {*dropped}
         assert held == sent.sent.keys() and held >= {*keys.values()}
         assert len(held) == min(2 * (number + 1), kept + 2)

@@ -12,14 +12,14 @@ import torch
 
 from parallel_backend.device import (
     allocated_bytes,
-    available_bytes,
+    available_device_bytes,
     empty_caches,
     is_accelerator,
     reserved_bytes,
     total_bytes,
     trim_heap,
 )
-from parallel_backend.weights.free_ram import available_bytes as free_ram
+from parallel_backend.weights.free_ram import available_ram_bytes
 
 # The messages of torch's own allocator, and of CUDA's (cudaMallocAsync).
 ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
@@ -42,11 +42,11 @@ class DeviceMemory:
     @classmethod
     def now(cls, device: torch.device) -> DeviceMemory:
         if is_accelerator(device):
-            return cls(total_bytes(device), allocated_bytes(device), available_bytes(device))
-        return cls(psutil.virtual_memory().total, resident_bytes(), free_ram())
+            return cls(total_bytes(device), allocated_bytes(device), available_device_bytes(device))
+        return cls(psutil.virtual_memory().total, process_ram_bytes(), available_ram_bytes())
 
 
-def resident_bytes() -> int:
+def process_ram_bytes() -> int:
     """Returns what this process holds in RAM, in bytes."""
     return psutil.Process().memory_info().rss
 

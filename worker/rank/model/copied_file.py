@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from parallel_backend.errors import NoRoomError
 from parallel_backend.groups.collectives import gather_numbers
-from parallel_backend.weights.free_ram import available_bytes
+from parallel_backend.weights.free_ram import available_ram_bytes
 
 from ...comfyui.model import is_gguf
 from ...comfyui.source import HostSource
@@ -35,7 +35,7 @@ class FileCopy:
 
     def __init__(self, link: Path, size: int) -> None:
         """Makes room for its bytes. Raises NoRoomError."""
-        path = find_room(size, available_bytes()) / link.name
+        path = find_room(size, available_ram_bytes()) / link.name
         weakref.finalize(self, remove, link, path)
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -73,7 +73,7 @@ def find_copy(state: RankState, source: HostSource) -> FileCopy | None:
 
 def bring_file(job: Job, source: HostSource, held: FileCopy | None = None) -> HostSource:
     """Returns the source of a file on this machine. If it is of weights by value, each machine that lacks them gets
-    them first. All ranks of the job call this. Raises Ended. held: what `find_copy` found; it may be gone by now."""
+    them first. All ranks of the job call this. Raises JobEnded. held: what `find_copy` found; it may be gone by now."""
     if not source.detected or is_one_machine():
         return source
     link, rank = find_link(source), dist.get_rank()

@@ -19,7 +19,7 @@ from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.hooks import Hooks
-from parallel_backend.models.checks import sizes_of
+from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.sampling.denoiser import Pass
@@ -164,16 +164,16 @@ class HostModel:
 
     def forget(self) -> None:
         """Forgets the last run. The networks that nodes added leave the device."""
-        self.start_run("")
+        self.begin_sampling("")
 
-    def start_run(self, run: str, kept: Collection[str] = ()) -> None:
+    def begin_sampling(self, run: str, kept: Collection[str] = ()) -> None:
         """Forgets the last run if this is another, but for these networks. Removes what its functions left on the
         model."""
         if run != self.decoder.run:
             self.module.forget()
             self.leftovers.end()
             self.clear_networks()
-        self.decoder.start_run(run, kept)
+        self.decoder.begin_sampling(run, kept)
 
     def clear_networks(self) -> None:
         """Takes the plan off the networks beside the model and inside of it."""
@@ -185,7 +185,7 @@ class HostModel:
     def take_objects(self, options: dict[str, Any]) -> None:
         """Adds the functions and objects in a call's options to those of the run. Raises RequestError."""
         kept, changes = options.pop(GRAPH)
-        self.start_run(options.get(RUN, ""), kept)
+        self.begin_sampling(options.get(RUN, ""), kept)
         self.leftovers.begin(self.module.model)
         try:
             self.decoder.apply(changes)
@@ -204,7 +204,7 @@ class HostModel:
     def choose_kernel(self, name: str) -> HostKernel:
         """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
         module = self.module
-        head_dim = sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.attends else 0
+        head_dim = attention_sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.attends else 0
         return choose_kernel(name, self.mesh.plan, self.mesh.device, module.dtype, head_dim)
 
     def kernel_of(self, name: str) -> HostKernel | None:
@@ -372,7 +372,7 @@ class HostModel:
                 self.module.compiled.asked = None
 
     def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
-        self.start_run(options.get(RUN, ""))
+        self.begin_sampling(options.get(RUN, ""))
         return decode_options(options, self.decoder)
 
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:

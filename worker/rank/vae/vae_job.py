@@ -13,7 +13,7 @@ from ...comfyui.source import VaeSource
 from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
 from ...wire.operations import RANDOM, VAE_WEIGHTS
 from ...wire.tensors import Tensors
-from ..agreement import DONE, REFUSED, Ended
+from ..agreement import DONE, REFUSED, JobEnded
 from ..job import Job
 from ..state import RankVae
 
@@ -22,7 +22,7 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
     """Builds the VAE on all ranks. tensors: of the request; they include the weights if ComfyUI sends them. Returns
     None if a rank lacks the weights: it finds no file, or the file makes another VAE than ComfyUI's.
 
-    Raises Ended, and RequestError for a VAE that cannot be split.
+    Raises JobEnded, and RequestError for a VAE that cannot be split.
     """
     weights = {
         name.removeprefix(VAE_WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(VAE_WEIGHTS)
@@ -34,7 +34,7 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
     if outcome.kind == REFUSED and not weights:
         return None
     if vae is None or outcome.kind != DONE:
-        raise Ended(outcome)
+        raise JobEnded(outcome)
     sizes = VaeSizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
     parallel = ParallelVAE(vae.first_stage_model, groups.whole(), sizes, groups.whole(CPU))
     return RankVae(source, parallel)
@@ -43,7 +43,7 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
 def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
     """Returns the result on rank 0. If the VAE draws noise, ComfyUI's random state after the run is part of it.
 
-    Raises RequestError on all ranks alike, and Ended, also if ComfyUI has cancelled it.
+    Raises RequestError on all ranks alike, and JobEnded, also if ComfyUI has cancelled it.
     """
     parallel, state = vae.parallel, tensors.get(RANDOM)
     generator = generators(parallel.device)[-1]

@@ -31,7 +31,7 @@ import diffusers
 import torch
 import torch.distributed as dist
 
-from parallel_backend.costs.memory import device_bytes, rank_bytes, stale_bytes
+from parallel_backend.costs.memory import one_device_bytes, rank_bytes, stale_bytes
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.plan import ParallelPlan
@@ -114,7 +114,7 @@ def memory(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     model = FamilyModel.load(source, bench.mesh(plan))
     tokens = math.prod(latents.shape[2:]) // math.prod(model.patch(latents))
     width = DEEP.config["num_attention_heads"] * DEEP.config["attention_head_dim"] * model.dtype.itemsize
-    predicted = rank_bytes(device_bytes(tokens * width), 1, plan)
+    predicted = rank_bytes(one_device_bytes(tokens * width), 1, plan)
     predicted += stale_bytes(model.model, plan, model.sizes, model.dtype, tokens)
 
     def sample() -> tuple[int, int]:

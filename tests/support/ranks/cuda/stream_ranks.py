@@ -126,7 +126,7 @@ def parking(rig: Rig) -> None:
         parked.copy(agree_on_memory(parked.layout(), parked.size, None, parked.memory))
         gather_numbers((0,), None)
         parked.free_device()
-        with patch("parallel_backend.weights.parking.available_bytes", lambda left=left: left):
+        with patch("parallel_backend.weights.parking.available_ram_bytes", lambda left=left: left):
             parked.fill_device()
             parked.end()
         gather_numbers((0,), None)

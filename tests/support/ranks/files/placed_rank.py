@@ -46,7 +46,7 @@ def card(free: float) -> Iterator[list[HostModel]]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (placement, "is_accelerator", lambda _: True),
-            (placement, "device_bytes", left),
+            (placement, "available_device_bytes", left),
             (management, "minimum_inference_memory", lambda: 0),
             (management, "extra_reserved_memory", lambda: 0),
         ):

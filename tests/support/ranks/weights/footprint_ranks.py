@@ -92,7 +92,7 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
     fetched = sum(own[place] for place in fetched_places(own, plan))
     ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // plan.pipefusion}.get(plan.weights, 1)
     return {
-        "told": sizes.count_kept_bytes(plan)[stage],
+        "told": sizes.count_resident_bytes(plan)[stage],
         "largest": max(own),
         "told copy": count_host_bytes(plan, sizes),
         "told read": sizes.rest + sum(own) - fetched + fetched // ways,
