@@ -193,7 +193,7 @@ class Operations:
         kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].kwargs)
-        passes, context = model.prepare_passes(passes)
+        passes, context = model.prepare(passes)
 
         everyone = job.groups.whole(CPU, job.ranks)
         watch = JobWatch(job, everyone, self.timeline, len(stepper), call.previews, self.emit)

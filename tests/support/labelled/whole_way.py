@@ -182,4 +182,4 @@ def held(module: ParallelModel) -> HostModel:
     module.complete = controls.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
     parking = Parking(module.model, device)
-    return HostModel(source, source, patcher, module, parking, decoder, controls, {}, {}, {}, working_bytes=sys.maxsize)
+    return HostModel(source, source, patcher, module, parking, decoder, controls, {}, {}, working_bytes=sys.maxsize)

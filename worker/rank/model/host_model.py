@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,7 @@ from .attention_kernels import HostKernel, choose_kernel
 from .control_networks import ControlNetworks, decode_control
 
 CPU = torch.device("cpu")
+Asked = TypeVar("Asked", Call, Pass)
 
 
 @dataclass(eq=False)
@@ -57,7 +58,6 @@ class HostModel:
     module: the model on the mesh.
     in_file: by name, the weights in the file's pages, as the file has them.
     dtypes: by name in the module, the dtype of weights that the file has in another dtype.
-    uncast: the weights that are still in the file's dtype.
     kernels: by name, those that nodes chose for attention under this plan; or why a rank cannot use it, in words."""
 
     source: HostSource
@@ -69,7 +69,6 @@ class HostModel:
     controls: ControlNetworks
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
-    uncast: dict[str, torch.dtype]
     kernels: dict[str, HostKernel | str] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
@@ -93,19 +92,18 @@ class HostModel:
         here = here or source
         model, in_pages, dtypes = map_model(here, check)
         in_file = aliases(model, in_pages)
-        uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
-        module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
+        module = ParallelModel(model.diffusion_model, mesh, compute, dtypes)
         parameters = dict(module.model.named_parameters())  # a stage has released other stages' blocks
-        for name in uncast.keys() - parameters.keys():
-            del uncast[name]
+        for name in dtypes.keys() - parameters.keys():
+            del dtypes[name]
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         parking = Parking(model.diffusion_model, mesh.device)
         files = CodeFiles(source.comfyui, source.packs)
         decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
         controls = ControlNetworks(model, lambda: module.mesh)
         module.complete = controls.complete
-        return cls(source, here, patcher, module, parking, decoder, controls, in_file, dict(uncast), uncast)
+        return cls(source, here, patcher, module, parking, decoder, controls, in_file, dtypes)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -119,14 +117,15 @@ class HostModel:
             return row.block.get_parameter
 
         self.fetched.rearrange(places, store, values)
-        for name in self.fetched_names():  # their values are written; the patcher must not write them again
-            self.uncast.pop(name.removeprefix(PREFIX), None)
+        fetched, find = self.fetched_names(), self.module.model.get_parameter
+        for name in fetched:  # their values are written; the patcher must not write them again
             if self.patcher.patches.pop(name, None):
                 self.patcher.backup.pop(name, None)
                 self.rewritten.add(name)
+        others = {name: dtype for name, dtype in self.dtypes.items() if f"{PREFIX}{name}" not in fetched}
+        uncast = {name: dtype for name, dtype in others.items() if find(name).dtype != dtype}
         # If all weights go to the device, they go one after the other. So the whole model is never in RAM.
-        cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None, check)
-        self.uncast.clear()
+        cast_weights(self.module.model, uncast, self.mesh.device if self.fetched.blocks else None, check)
         for place, block in enumerate(self.fetched.blocks):  # as ComfyUI would do below, without a check between them
             if place not in places:
                 check()
@@ -329,15 +328,14 @@ class HostModel:
     def call(self, calls: Sequence[Call], method: str = FORWARD) -> list[Output] | None:
         """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any device.
         method: at which the calls enter."""
-        given = [self.prepare_kwargs(call.kwargs) for call in calls]
-        found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
-        with self.apply_context(context := context_of(given)), enter_at(self.module.model, method):
+        found, context = self.prepare(calls)
+        with self.apply_context(context), enter_at(self.module.model, method):
             return self.module.run_calls(found, context.steps)
 
-    def prepare_passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
-        """Returns the forwards of a sampler's step as the module takes them, and their context."""
-        given = [self.prepare_kwargs(each.kwargs) for each in passes]
-        found = [each._replace(kwargs=kwargs) for each, (kwargs, _) in zip(passes, given, strict=True)]
+    def prepare(self, calls: Sequence[Asked]) -> tuple[list[Asked], CallContext]:
+        """Returns calls, or the forwards of a sampler's step, as the module takes them, and their context."""
+        given = [self.prepare_kwargs(each.kwargs) for each in calls]
+        found = [each._replace(kwargs=kwargs) for each, (kwargs, _) in zip(calls, given, strict=True)]
         return found, context_of(given)
 
     @torch.inference_mode()
@@ -364,12 +362,9 @@ class HostModel:
         kernel = self.kernel_of(context.kernel) if compiles else None
         attending = self.module.attending_by(kernel and kernel.backend)
         showing = self.module.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
-        with apply_changes(self.module.model, context.changes), attending, showing:
-            self.module.compiled.asked = context.compiled
-            try:
-                yield
-            finally:
-                self.module.compiled.asked = None
+        with apply_changes(self.module.model, context.changes), attending, showing, Hooks() as hooks:
+            hooks.replace(self.module.compiled, "asked", context.compiled)
+            yield
 
     def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         self.begin_sampling(options.get(RUN, ""))
