@@ -72,14 +72,14 @@ class AllRanks:
         """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
         return replica_axis(plan, self.device)
 
-    def together(self, action: Callable[[], Any]) -> Any:
+    def all_or_none(self, action: Callable[[], Any]) -> Any:
         """Runs an action that may fail on one rank alone. Returns once all ranks have run it. Raises on all ranks if
         any fails."""
         result = action()
         gather_numbers((0,), self.control_group)  # a barrier that needs no GPU
         return result
 
-    def alone(self, action: Callable[[], Any]) -> Any:
+    def without_collectives(self, action: Callable[[], Any]) -> Any:
         """Runs an action without collectives."""
         return action()
 
@@ -161,7 +161,7 @@ class WeightPlacement:
         bring = partial(model.bring, places, store, go_on if reads_others else ranks.check)
         with Hooks() as hooks:
             hooks.replace(self, "bringing", model.sizes.count_resident_bytes(plan)[model.mesh["pipefusion"].index])
-            ranks.together(bring if reads_others else lambda: ranks.alone(bring))
+            ranks.all_or_none(bring if reads_others else lambda: ranks.without_collectives(bring))
         if store:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
             if store.pinner and store.pinner.seconds:
@@ -177,7 +177,7 @@ class WeightPlacement:
         sizes = model.fetched.sizes
         memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
         needed = count_host_bytes(plan, model.sizes) // plan.pipefusion
-        ranks.together(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
+        ranks.all_or_none(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
         return HostStore(sizes, device, memory)
 
     def measure_links(self, ranks: AllRanks, plan: ParallelPlan, device: torch.device) -> Links:

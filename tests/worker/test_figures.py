@@ -24,7 +24,7 @@ from tests.support.group.direct_group import wait_until
 from tests.support.group.one_rank import close_server
 from worker.host import control_client
 from worker.host.control_client import ControlClient
-from worker.rank.agreement import Control
+from worker.rank.agreement import AgreementGroups
 from worker.rank.channels.heartbeat import INTERVAL, Board, Heartbeat
 from worker.rank.channels.heartbeat_link import serve_links
 from worker.rank.executor import Executor
@@ -87,7 +87,7 @@ class Rank:
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)
         group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
         assert group
-        self.executor = Executor(self.state, Control(group), groups, self.heartbeat, timeline, lambda *_: None)
+        self.executor = Executor(self.state, AgreementGroups(group), groups, self.heartbeat, timeline, lambda *_: None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
         (self.server,) = serve_links(lambda question: self.executor.answer(question), Future(), dist.HashStore())
         self.folder = folder

@@ -18,7 +18,7 @@ from ..wire.operations import SAMPLE
 KEPT = 10  # the last runs
 STEPS = 500  # the last steps of a run
 NUMBERS = 1 << 16
-HIDDEN = ("of_plan", "numbers", "ended", "clock", "paced")  # from pages
+HIDDEN = ("plan_steps", "numbers", "ended", "clock", "paced")  # from pages
 USUAL_OF = 8  # the first steps of a plan, of which a usual one is told and kept
 UNKNOWN = "auto"  # shown while auto has not chosen a plan
 Plan = Any  # a ParallelPlan of the engine, of which the service imports nothing here
@@ -37,9 +37,9 @@ class RunRecord:
     steps: for each step of the ranks, its seconds and the seconds of communication in it; a sampler's own step may
     contain several. made: how many steps the ranks made.
 
-    predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
-    the first steps since the prediction, see `usual`. alone: the seconds of a usual step on one device, predicted or as
-    it ran (is_alone_run); None if the run itself is on one device. reason: what is special about it, in
+    predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements.
+    plan_steps: the first steps since the prediction, see `usual`. alone: the seconds of a usual step on one device,
+    predicted or as it ran (is_alone_run); None if the run itself is on one device. reason: what is special about it, in
     words, such as why it is less parallel than asked. is_stock: ComfyUI's own model runs it, in ComfyUI's process.
     """
 
@@ -56,7 +56,7 @@ class RunRecord:
     is_measured: bool = False
     alone: float | None = None
     is_alone_run: bool = False
-    of_plan: list[tuple[float, float]] = field(default_factory=list)
+    plan_steps: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
     began: float = field(default_factory=time.time)
@@ -74,7 +74,7 @@ class RunRecord:
     def usual(self) -> float | None:
         """The seconds of a usual step of the last plan, see `pick_usual_step`; None before there is one. All pages show
         this figure, and auto keeps it."""
-        return pick_usual_step(self.of_plan, self.plans[-1].whole_steps if self.plans else 0)
+        return pick_usual_step(self.plan_steps, self.plans[-1].whole_steps if self.plans else 0)
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: value for name, value in vars(self).items() if name not in HIDDEN}
@@ -150,7 +150,7 @@ class Runs:
     def planned(self, plan: Plan) -> None:
         """Notes the plan of the current run from now on."""
         self.record.plans.append(plan)
-        self.record.of_plan = []
+        self.record.plan_steps = []
         self.changed.set()
 
     def progress(self, at: int, total: int) -> None:
@@ -180,7 +180,7 @@ class Runs:
     def predicted(self, seconds: float, is_measured: bool) -> None:
         """Notes the predicted time of a step of the current run from now on."""
         run = self.record
-        run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
+        run.predicted, run.is_measured, run.plan_steps = seconds, is_measured, []
         self.changed.set()
 
     def step(self, operation: str, seconds: float, communication: float) -> None:
@@ -190,8 +190,8 @@ class Runs:
         if run.startup is None:
             run.startup = max(0.0, time.monotonic() - run.clock - seconds)
         run.steps.append((seconds, communication))
-        if len(run.of_plan) < USUAL_OF:
-            run.of_plan.append((seconds, communication))
+        if len(run.plan_steps) < USUAL_OF:
+            run.plan_steps.append((seconds, communication))
         run.made += 1
         self.changed.set()
 

@@ -44,13 +44,13 @@ class JobEnded(Exception):
         self.outcome = outcome
 
 
-class Control:
+class AgreementGroups:
     """The process groups by which ranks agree, separate from those of jobs: one of all ranks, and one of each plan's
     ranks. A plan uses the first ranks. The other ranks skip the plan's jobs."""
 
     def __init__(self, everyone: dist.ProcessGroup) -> None:
         self.world = dist.get_world_size()
-        self.of_plan = self.world  # rank count of the last loaded plan
+        self.plan_ranks = self.world  # rank count of the last loaded plan
         self.groups = {self.world: everyone}
 
     def __getitem__(self, ranks: int) -> dist.ProcessGroup:
@@ -61,11 +61,11 @@ class Control:
     def everyone(self) -> dist.ProcessGroup:
         return self.groups[self.world]
 
-    def plan(self, ranks: int) -> None:
+    def set_plan_ranks(self, ranks: int) -> None:
         """Sets the rank count of the plan that is loaded from here on. All ranks call this together."""
         if ranks not in self.groups:
             self.groups[ranks] = new_group(torch.device(CPU), list(range(ranks)), FOREVER)
-        self.of_plan = ranks
+        self.plan_ranks = ranks
 
 
 def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:

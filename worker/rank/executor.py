@@ -16,7 +16,7 @@ from parallel_backend.plan import ParallelPlan
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Control, Outcome, agree
+from .agreement import DONE, AgreementGroups, Outcome, agree
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -37,7 +37,7 @@ class Executor:
     """
 
     state: RankState
-    control: Control
+    control: AgreementGroups
     groups: JobGroups
     heartbeat: Heartbeat
     timeline: Timeline

@@ -26,7 +26,7 @@ from ..launch.torchrun import machine_prefix
 from ..wire.operations import LOAD, Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
 from ..wire.tensors import Tensors
-from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, JobEnded, Outcome, agree
+from .agreement import BROKEN, CANCELLED, DONE, REFUSED, AgreementGroups, JobEnded, Outcome, agree
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
@@ -64,7 +64,7 @@ class Job(AllRanks):
     header: Header
     tensors: InitVar[Tensors]
     state: RankState
-    control: Control
+    control: AgreementGroups
     groups: JobGroups
     heartbeat: Heartbeat
     step: tuple[int, int] | None = None
@@ -88,7 +88,7 @@ class Job(AllRanks):
     def leave_to_plan(self) -> bool:
         """Leaves the rest of the job to the plan's ranks. Returns whether this rank is one of them. All ranks call
         it."""
-        self.ranks = self.control.of_plan
+        self.ranks = self.control.plan_ranks
         return dist.get_rank() < self.ranks
 
     @property
@@ -117,7 +117,7 @@ class Job(AllRanks):
             return result, own
         return result, agree(own, self.control_group, self.ranks)
 
-    def together(self, action: Callable[[], Result]) -> Result:
+    def all_or_none(self, action: Callable[[], Result]) -> Result:
         """Runs an action that may fail on one rank alone, before collectives follow. Raises JobEnded on all ranks if it
         fails on any."""
         result, outcome = self.attempt(action)
@@ -125,7 +125,7 @@ class Job(AllRanks):
             raise JobEnded(outcome)
         return cast("Result", result)
 
-    def alone(self, action: Callable[[], Result]) -> Result:
+    def without_collectives(self, action: Callable[[], Result]) -> Result:
         """Runs an action without collectives. Nobody waits for this rank meanwhile, so any failure can be refused."""
         try:
             return action()

@@ -61,11 +61,11 @@ class JobGroups:
             return self.mesh
         if last:
             last.close()
-        world = self.whole() if plan.world_size == dist.get_world_size() > 1 else None
+        world = self.world_axis() if plan.world_size == dist.get_world_size() > 1 else None
         self.mesh = self._build(self.device, lambda: build_mesh(plan, self.device, timeline=self.timeline, world=world))
         return self.mesh
 
-    def whole(self, device: torch.device | None = None, ranks: int | None = None) -> Axis:
+    def world_axis(self, device: torch.device | None = None, ranks: int | None = None) -> Axis:
         """Returns all ranks whatever the plan, or the first `ranks`, for tensors on the ranks' own device or
         another."""
         device, ranks = device or self.device, ranks or dist.get_world_size()
@@ -85,20 +85,20 @@ class JobGroups:
         if not is_accelerator(self.device):
             return
         try:
-            self.whole()
+            self.world_axis()
         except GroupError as error:
             logging.warning("The ranks could not be connected ahead. %s", error)
         if not all(count for (count,) in gather_numbers((len(self.worlds),), control)):
             self.cut(self.job)
             self.close()
 
-    def of_plan(self, plan: ParallelPlan) -> Mesh:
+    def build_plan(self, plan: ParallelPlan) -> Mesh:
         """Returns the plan's mesh. Builds all groups that a request under this plan may need, because building waits
         for all ranks."""
         mesh = self.mesh_of(plan)
         for ranks in sorted({plan.world_size, dist.get_world_size()}):
-            self.whole(CPU, ranks)
-        self.whole()
+            self.world_axis(CPU, ranks)
+        self.world_axis()
         if plan.world_size < dist.get_world_size():
             self.replicas(plan)  # built here, because the other ranks would not take part later
         return mesh

@@ -73,23 +73,25 @@ class Operations:
                 f"The plan {plan} has more ranks than the group's {dist.get_world_size()}.", "Restart ComfyUI."
             )
         if plan.compile == ON:
-            job.together(lambda: check_compiler(BY_PLAN, self.state.device))
+            job.all_or_none(lambda: check_compiler(BY_PLAN, self.state.device))
         held = find_copy(self.state, source)  # so that it does not go with the model
         self.state.choose_model(source, plan)
         kept = self.state.find_reusable_model(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
             self.state.drop_model()
         # Build all groups before one rank alone can run out of memory, because building waits for all ranks.
-        job.control.plan(plan.world_size)
-        mesh = job.groups.of_plan(plan)
+        job.control.set_plan_ranks(plan.world_size)
+        mesh = job.groups.build_plan(plan)
         if not job.leave_to_plan():
             return
         if kept:
             self.state.conditions.clear()
             if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
-                job.alone(lambda: kept.replan(mesh))
+                job.without_collectives(lambda: kept.replan(mesh))
         here = source if kept else bring_file(job, source, held)
-        model = kept or job.together(lambda: job.alone(lambda: HostModel.build(source, mesh, job.check, here)))
+        model = kept or job.all_or_none(
+            lambda: job.without_collectives(lambda: HostModel.build(source, mesh, job.check, here))
+        )
         self.state.keep_model(model)
         self.place(job, model)
         job.told[ops.BESIDE] = self.state.loaded.get(ops.BESIDE, "")
@@ -116,7 +118,7 @@ class Operations:
             self.place(job, model, working)
         else:
             self.state.make_way(job, model, working)
-            job.together(lambda: job.alone(lambda: model.place(working)))
+            job.all_or_none(lambda: job.without_collectives(lambda: model.place(working)))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
@@ -124,7 +126,7 @@ class Operations:
         model = self.get_model(job)
         files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
-        job.alone(lambda: model.patch(job.header["patches"], own, files))
+        job.without_collectives(lambda: model.patch(job.header["patches"], own, files))
         model.patched = job.header["key"]
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
@@ -133,7 +135,7 @@ class Operations:
         calls = parse_field(lambda values: unpack_calls(values, given), job.header["calls"], "calls")
         if (method := job.header["method"]) in ops.ENTRIES:
             self.prepare_options(job, model, calls[0].kwargs)
-            self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
+            self.make_room(job, model, job.without_collectives(lambda: model.estimate_working_of_calls(calls)))
             outputs = run_model_code(
                 lambda: model.call(calls, method), model.refuses_alike([call.size for call in calls])
             )
@@ -156,14 +158,14 @@ class Operations:
         node runs inside of the model. The ranks attend by the kernel that a node chose if all of them can."""
         options = parse_field(lambda given: dict(given.get(OPTIONS) or {}), kwargs, "options")
         if options.get(GRAPH):  # functions or objects that are not here yet
-            job.together(lambda: model.take_objects(kwargs[OPTIONS]))
+            job.all_or_none(lambda: model.take_objects(kwargs[OPTIONS]))
             if networks := model.decoder.networks:
                 lacking = sum(each.model_size() - each.loaded_size() for each in networks)
                 self.state.make_way(job, model, model.working_bytes, lacking)
-                job.together(lambda: model.place(model.working_bytes))
+                job.all_or_none(lambda: model.place(model.working_bytes))
         asked = options.get(COMPILED)
         if asked and asked != model.module.compiled.compiled_for:
-            job.together(lambda: check_compiler(asked, self.state.device))
+            job.all_or_none(lambda: check_compiler(asked, self.state.device))
         if name := options.get(KERNEL):
             self.choose_kernel(job, model, str(name))
 
@@ -189,13 +191,13 @@ class Operations:
         passes = parse_field(lambda values: unpack_passes(values, given), job.header["passes"], "passes")
         sizes = [len(each.branches) * len(noise) for each in passes]
         shape = (max(sizes), *noise.shape[1:])
-        working = job.alone(lambda: model.estimate_working(shape))
+        working = job.without_collectives(lambda: model.estimate_working(shape))
         kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].kwargs)
         passes, context = model.prepare(passes)
 
-        everyone = job.groups.whole(CPU, job.ranks)
+        everyone = job.groups.world_axis(CPU, job.ranks)
         watch = JobWatch(job, everyone, self.timeline, len(stepper), call.previews, self.emit)
 
         def run() -> torch.Tensor | None:
@@ -266,7 +268,7 @@ class Operations:
             return
         memory = agree_on_memory((places, parking.layout()), parking.size, job.control_group, parking.memory)
         try:
-            job.together(lambda: parking.copy(memory))
+            job.all_or_none(lambda: parking.copy(memory))
         except JobEnded:
             parking.end()
             raise
@@ -320,7 +322,7 @@ class Operations:
         """Measures the speed of all ranks and their links. Raises RequestError on a single rank."""
         if dist.get_world_size() == 1:
             raise RequestError("One rank has no links to measure.", "Use a plan of several ranks.")
-        ranks, dtype = job.groups.whole(), DTYPES[job.header["dtype"]]
+        ranks, dtype = job.groups.world_axis(), DTYPES[job.header["dtype"]]
         job.told[ops.MEASURED] = measure_ranks(ranks, self.state.device, dtype, job.control_group)
         release_memory(self.state.device)
 

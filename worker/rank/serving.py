@@ -32,7 +32,7 @@ from ..wire.job_channel import RankChannel
 from ..wire.private_folder import EXPECTED, FOLDER, PROTOCOL, STORE
 from ..wire.protocol import Header, check_version, decode
 from ..wire.tensors import Tensors, UnsendableError
-from .agreement import REFUSED, Control, Outcome
+from .agreement import REFUSED, AgreementGroups, Outcome
 from .channels.heartbeat import Board, Heartbeat
 from .channels.heartbeat_link import HeartbeatLink, serve_links
 from .channels.relay import FrameRelay
@@ -121,7 +121,7 @@ def run() -> None:
         if channel:
             channel.send(event, tensors)
 
-    executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
+    executor = Executor(state, AgreementGroups(relay.group), groups, heartbeat, timeline, emit)
     channel = RankChannel(job.result(), relay.memory) if rank == 0 else None
     if channel:
         channel.send({"has_memory": relay.memory is not None})

@@ -48,7 +48,7 @@ def test_a_rank_has_the_communicators_that_are_listed(as_rank: tuple[int, int]) 
             plan = replace(plan, weights=SHARED) if plan.replicas > 1 else plan
             connected.clear()
             groups.replica_axes.clear()
-            built = groups.of_plan(plan)
+            built = groups.build_plan(plan)
             if plan.weights == SHARED:
                 groups.replicas(plan)
             listed = [each for each in list_communicators(plan) if rank in each.ranks]

@@ -89,12 +89,12 @@ def test_only_other_degrees_or_devices_build_groups_again(
         groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
         monkeypatch.setattr(mesh, "shake_hands", lambda *_: None)
         plan = ParallelPlan(ring=2, ulysses=2)
-        before = groups.of_plan(plan).groups()
+        before = groups.build_plan(plan).groups()
         built: list[object] = []
         monkeypatch.setattr(mesh, "new_group", lambda *_, **__: built.append(0))
-        after = groups.of_plan(replace(plan, **change))
+        after = groups.build_plan(replace(plan, **change))
         assert after.plan == replace(plan, **change) and after.groups() == before and not built
-        groups.of_plan(ParallelPlan(cfg=2, ring=2))
+        groups.build_plan(ParallelPlan(cfg=2, ring=2))
         assert built
 
 
@@ -105,7 +105,7 @@ def test_sockets_that_nccl_opens_are_left_to_it(
     opened = iter([set(), {CONNECTION}])
     monkeypatch.setattr(job_groups, "list_connections", lambda: next(opened))
     groups = job_groups.JobGroups(device, Timeline(CPU))
-    groups.whole(device)
+    groups.world_axis(device)
     assert groups.sockets == kept
 
 

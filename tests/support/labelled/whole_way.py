@@ -32,7 +32,7 @@ from worker.host.session import Session
 from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
 from worker.launch.torchrun import COMFYUI_THREADS
-from worker.rank.agreement import Control
+from worker.rank.agreement import AgreementGroups
 from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.channels.relay import FrameRelay
 from worker.rank.executor import Executor
@@ -150,7 +150,7 @@ def make_executor(device: torch.device, group: dist.ProcessGroup, timeline: Time
     board = Board(dist.get_world_size())
     heartbeat = Heartbeat(dist.get_rank(), board, board.hear, dict, int, lambda _job: None)
     groups = JobGroups(device, timeline)
-    return Executor(RankState(device), Control(group), groups, heartbeat, timeline, lambda *_: None)
+    return Executor(RankState(device), AgreementGroups(group), groups, heartbeat, timeline, lambda *_: None)
 
 
 def is_sendable(call: Call) -> bool:

@@ -30,13 +30,13 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
     if not (source.file or weights):
         return None
     groups = job.groups
-    vae, outcome = job.attempt(lambda: job.alone(lambda: load_vae(source, weights, groups.device)))
+    vae, outcome = job.attempt(lambda: job.without_collectives(lambda: load_vae(source, weights, groups.device)))
     if outcome.kind == REFUSED and not weights:
         return None
     if vae is None or outcome.kind != DONE:
         raise JobEnded(outcome)
     sizes = VaeSizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
-    parallel = ParallelVAE(vae.first_stage_model, groups.whole(), sizes, groups.whole(CPU))
+    parallel = ParallelVAE(vae.first_stage_model, groups.world_axis(), sizes, groups.world_axis(CPU))
     return RankVae(source, parallel)
 
 
@@ -53,7 +53,7 @@ def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Te
         generator.manual_seed(int(state.long().sum()))
     with same_chunk_size(parallel, job):
         run = {"decode": parallel.decode, "encode": parallel.encode}[direction]
-        result = run(tensors["input"], lambda: job.together(job.check))
+        result = run(tensors["input"], lambda: job.all_or_none(job.check))
     if result is None:
         return None
     return {"result": result.cpu(), **({} if state is None else {RANDOM: generator.get_state()})}
@@ -63,5 +63,5 @@ def same_chunk_size(vae: ParallelVAE, job: Job) -> AbstractContextManager[Any]:
     """While entered, a VAE that splits videos by its device's free memory uses the same size on all ranks."""
     if not vae.kind.whole_sizes:
         return nullcontext()
-    everywhere = gather_numbers((chunk_bytes(vae.device),), job.groups.whole(CPU).group)
+    everywhere = gather_numbers((chunk_bytes(vae.device),), job.groups.world_axis(CPU).group)
     return use_chunk_bytes(int(min(everywhere)[0]))

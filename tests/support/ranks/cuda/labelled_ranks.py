@@ -96,4 +96,4 @@ def connect_ahead() -> None:
         groups.connect_ahead(None)
         with patch.object(job_groups, "world_axis", fail):
             mesh = groups.mesh_of(ParallelPlan(ulysses=2))
-        assert mesh["ulysses"].group is groups.whole().group, "an axis over all ranks has been connected"
+        assert mesh["ulysses"].group is groups.world_axis().group, "an axis over all ranks has been connected"

@@ -57,7 +57,7 @@ class Rig:
 
     def __init__(self, plan: ParallelPlan, folder: Path) -> None:
         self.groups = JobGroups(GPU, SILENT)
-        self.plan, self.mesh = plan, self.groups.of_plan(plan)
+        self.plan, self.mesh = plan, self.groups.build_plan(plan)
         self.results = 0  # bytes of what forwards have returned to rank 0, and of its descriptions
         self.latents, self.conditions, self.negative = case_inputs(MODEL)
         file = folder / "diffusion_pytorch_model.safetensors"
@@ -154,7 +154,7 @@ def changes(rig: Rig) -> None:
         rig.forward()
         rig.place(weights)
     ring = ParallelPlan(ring=rig.plan.ulysses, weights=rig.plan.weights)
-    rig.plan, rig.mesh = ring, rig.groups.of_plan(ring)
+    rig.plan, rig.mesh = ring, rig.groups.build_plan(ring)
     rig.model.replan(rig.mesh)
     rig.forward()
 

@@ -97,8 +97,8 @@ def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
 
     def change(action: Callable[[], None]) -> None:
         """Each rank writes its part of weights that all of them read, once all have written. None reads them still."""
-        direct.together(lambda: None)
-        direct.together(action)
+        direct.all_or_none(lambda: None)
+        direct.all_or_none(action)
 
     whole = load()
     checks, blocks = direct.checks, len(whole.fetched.blocks)
