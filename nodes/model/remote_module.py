@@ -31,7 +31,7 @@ from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, Re
 from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
 from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
-from ...worker.wire.operations import FORWARD, INNER, NO_KERNEL, STATE, WHOLE_STEP
+from ...worker.wire.operations import FORGOTTEN, FORWARD, INNER, NO_KERNEL, STATE, WHOLE_STEP
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
@@ -319,12 +319,11 @@ class RemoteModule:
 
     def explain_loss(self) -> None:
         """Says on the node what a sampling may lose if the ranks have forgotten its last step."""
-        why = "another model took a turn, or memory was freed"
         if self.planned.plan.whole_steps:
-            self.explain_whole_step(why)
+            self.explain_whole_step(FORGOTTEN)
         inside = self.inside
         if inside.encoder.sent and not all(facts.is_stateless for _, facts in inside.asked):
-            self.sampling.say_once(f"What nodes keep inside of the model from step to step may be lost: {why}.")
+            self.sampling.say_once(f"What nodes keep inside of the model from step to step may be lost: {FORGOTTEN}.")
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""

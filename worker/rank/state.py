@@ -24,7 +24,7 @@ from parallel_backend.weights.placement import AllRanks
 
 from ..comfyui.controls import take_new
 from ..comfyui.model import hide_from_management
-from ..wire.operations import BESIDE
+from ..wire.operations import BESIDE, FORGOTTEN
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .memory.device_memory import memory_use, own_bytes, process_ram_bytes, release_memory
@@ -160,8 +160,8 @@ class RankState:
 
     def forget_steps(self) -> None:
         """Frees what PipeFusion keeps from step to step. A sampling that goes on begins anew, with a whole step."""
-        if model := self.model:
-            model.module.pipeline.forget()
+        if (model := self.model) and model.module.pipeline.kinds:
+            model.module.pipeline.forget(FORGOTTEN)
 
     def drop_model(self) -> None:
         """Frees the model's memory."""

@@ -80,10 +80,11 @@ class StepPipeline:
         self.why = ""
         self.forget()
 
-    def forget(self) -> None:
-        """Frees all keys and values. The next step begins a sampling."""
+    def forget(self, why: str = "") -> None:
+        """Frees all keys and values. The next step begins a sampling; or it goes on with one, and runs whole for this
+        reason."""
         self.kinds: dict[Any, StepKind] = {}
-        self.done = 0
+        self.done, self.forgotten = 0, why
 
     @property
     def keeps(self) -> bool:
@@ -127,8 +128,10 @@ class StepPipeline:
             least = int(len(self.every_patch) > 1)  # patches need the keys of a whole step
             whole = max(min(least, self.plan.whole_steps), self.plan.whole_steps - self.done)
             kind = StepKind(self.plan, calls, parts, whole, self.rises)
-            if self.plan.whole_steps and self.kinds and not any(other.whole for other in self.kinds.values()):
-                self.why = "the shapes, the conditions, or the nodes inside of the model changed"
+            is_new = self.kinds and not any(other.whole for other in self.kinds.values())
+            if self.plan.whole_steps and (self.forgotten or is_new):
+                self.why = self.forgotten or "the shapes, the conditions, or the nodes inside of the model changed"
+            self.forgotten = ""
         elif kind.goes_back(calls) and self.plan.whole_steps:
             kind.whole, self.why = max(kind.whole, 1), "the sampler went back to an earlier timestep"
         self.kinds[name] = kind  # as the one that was used last

@@ -60,6 +60,15 @@ def test_any_other_step_runs_whole_and_says_why(pipeline: StepPipeline, calls: l
     assert why in pipeline.why
 
 
+def test_a_step_after_memory_was_freed_runs_whole_and_says_why(pipeline: StepPipeline) -> None:
+    pipeline.forget("memory was freed")
+    assert turns(pipeline, step(700.0)) == WHOLE and pipeline.why == "memory was freed"
+    assert turns(pipeline, step(600.0)) == WHOLE and not pipeline.why
+    pipeline.forget("memory was freed")
+    pipeline.forget()  # another sampling
+    assert turns(pipeline, step(1000.0)) == WHOLE and not pipeline.why
+
+
 def test_differences_are_kept_for_steps_of_one_kind_and_begin_anew_with_another_sampling() -> None:
     made = StepPipeline(ParallelPlan(ulysses=2, exchange_dtype="int4"))
 
