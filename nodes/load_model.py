@@ -44,7 +44,7 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
     else:
         resolved = resolve_plan(asked, file.module, file.sizes)
         choose = lambda work: resolved._replace(plan=costs.choose_patches(work, resolved.plan))  # noqa: E731
-        decided = PlanOfRun(choose, is_set=not asked.leaves_patches)
+        decided = PlanOfRun(choose, is_set=not resolved.plan.leaves_patches)
         words = str(resolved.plan)
     logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.found.model_class, words)
     if asked and (note := decided.choice.note):
