@@ -223,9 +223,9 @@ def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
     why = explain_devices()
     if devices > 1:
-        tokens = shareable(module) if work.tokens else None
+        tokens = shareable(module) if work.splits_tokens else None
         heads = attention_sizes_of(module, tokens).heads if tokens else 0
-        why += explain_work(plan, found, work, devices, heads, couples(module) or not work.rows)
+        why += explain_work(plan, found, work, devices, heads, couples(module) or not work.splits_rows)
         if changes := list_spec_mismatches(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
         why += explain_choice(found, tried)

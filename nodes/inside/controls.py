@@ -36,7 +36,7 @@ from ..errors import Refused
 from .facts import Facts
 from .networks import OF_CONTROLNET
 
-CONTROLS = Facts("the prompt", tokens=True, rows=True)  # how ControlNets share
+CONTROLS = Facts("the prompt", splits_tokens=True, splits_rows=True)  # how ControlNets share
 
 ControlNet = comfy.controlnet.ControlNet
 # ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.

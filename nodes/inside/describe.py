@@ -73,17 +73,17 @@ class Inside:
     @property
     def has_unknown(self) -> bool:
         """Whether something runs inside that may read what nobody knows of."""
-        return any(facts.reads_pack or not (facts.tokens or facts.rows) for _, facts in self.asked)
+        return any(facts.reads_pack or not (facts.splits_tokens or facts.splits_rows) for _, facts in self.asked)
 
     @property
     def needs_all_tokens(self) -> bool:
         """Whether something between the blocks needs all tokens."""
-        return any(facts.between and not facts.tokens for _, facts in self.asked)
+        return any(facts.between and not facts.splits_tokens for _, facts in self.asked)
 
     def keep_rank_tokens(self) -> None:
         """Called after everything is described. If a network inside of the model shares its tokens, nothing between the
         blocks gets all of them: the network takes a rank's own."""
-        if any(facts.by_network and facts.tokens for _, facts in self.asked):
+        if any(facts.by_network and facts.splits_tokens for _, facts in self.asked):
             self.asked = [(place, facts._replace(between=False)) for place, facts in self.asked]
 
     def describe(self, value: Any, place: str, owner: str, between: bool, is_data: bool = False) -> Encoded:

@@ -27,15 +27,15 @@ PACK = "PACK"  # the folder of a node pack, in the table
 
 
 class Facts(NamedTuple):
-    """node: that the function belongs to. tokens, rows: whether it computes the right result from a part of the tokens,
-    or of a call's rows. is_stateless: whether it keeps nothing from call to call, so that ranks can run different calls
-    at the same time. by_network: whether it computes from a part of the tokens only if its network does. reads_pack:
-    whether it may read variables of a node pack, and options that only the pack reads. between: whether it runs where
-    the ranks can have all tokens, such as between the blocks."""
+    """node: that the function belongs to. splits_tokens, splits_rows: whether it computes the right result from a part
+    of the tokens, or of a call's rows. is_stateless: whether it keeps nothing from call to call, so that ranks can run
+    different calls at the same time. by_network: whether it computes from a part of the tokens only if its network
+    does. reads_pack: whether it may read variables of a node pack, and options that only the pack reads. between:
+    whether it runs where the ranks can have all tokens, such as between the blocks."""
 
     node: str
-    tokens: bool = False
-    rows: bool = False
+    splits_tokens: bool = False
+    splits_rows: bool = False
     is_stateless: bool = True
     by_network: bool = False
     reads_pack: bool = False
@@ -55,8 +55,8 @@ class KnownFunction:
     file: str
     name: str
     helpers: tuple[str, ...] = ()
-    tokens: bool = False
-    rows: bool = True
+    splits_tokens: bool = False
+    splits_rows: bool = True
     by_network: bool = False
     is_stateless: bool = True
     text: str = ""
@@ -70,8 +70,8 @@ class KnownFunction:
 
     @property
     def facts(self) -> Facts:
-        tokens, reads_pack = self.tokens or self.by_network, bool(self.text) and self.reads
-        return Facts(self.node, tokens, self.rows, self.is_stateless, self.by_network, reads_pack)
+        tokens, reads_pack = self.splits_tokens or self.by_network, bool(self.text) and self.reads
+        return Facts(self.node, tokens, self.splits_rows, self.is_stateless, self.by_network, reads_pack)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -83,31 +83,36 @@ def has_no_mask(patch: Any) -> bool:
 KJ_MODELS, KJ_LTXV = f"{PACK}/nodes/model_optimization_nodes", f"{PACK}/nodes/ltxv_nodes"
 BOUND = f"__get__.{LOCALS}"  # where these make a function of a module
 ROWS = (
-    KnownFunction("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", tokens=True),
-    KnownFunction("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", tokens=True),
-    KnownFunction("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", tokens=True, rows=False),
+    KnownFunction("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", splits_tokens=True),
+    KnownFunction("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", splits_tokens=True),
+    KnownFunction("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", splits_tokens=True, splits_rows=False),
     KnownFunction("FluxKVCache", "nodes_flux", "KV_Attn_Input", is_stateless=False),
     KnownFunction("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
-    KnownFunction("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", tokens=True),
+    KnownFunction("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", splits_tokens=True),
     KnownFunction("FreeU", "nodes_freelunch", "NODE.output_block_patch"),
     KnownFunction("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
     KnownFunction("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),
     KnownFunction("PatchModelAddDownscale", "nodes_model_downscale", "NODE.output_block_patch"),
     KnownFunction("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", by_network=True),
     KnownFunction("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch", by_network=True),
-    KnownFunction("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", rows=False, by_network=True),
+    KnownFunction(
+        "WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", splits_rows=False, by_network=True
+    ),
     KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLitePatch", by_network=True),
     KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteAttentionPatch", by_network=True),
     KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteMLPPatch", by_network=True),
     KnownFunction(
-        "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkCrossAttnPatch", rows=False,
+        "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkCrossAttnPatch", splits_rows=False,
         by_network=True,
     ),
     # With two speakers: each token is compared with the keys of the whole first frame, and with all other tokens.
-    KnownFunction("WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", rows=False),
-    KnownFunction("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", tokens=True),
     KnownFunction(
-        "PerturbedAttention", f"{PACK}/guidance_utils", "perturbed_attention", text="cf1ee8c8b77ff234", tokens=True,
+        "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", splits_rows=False
+    ),
+    KnownFunction("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", splits_tokens=True),
+    KnownFunction(
+        "PerturbedAttention", f"{PACK}/guidance_utils", "perturbed_attention", text="cf1ee8c8b77ff234",
+        splits_tokens=True,
     ),
     KnownFunction(
         "SmoothedEnergyGuidanceAdvanced", f"{PACK}/guidance_utils", f"seg_attention_wrapper.{LOCALS}.seg_attention",
@@ -115,31 +120,31 @@ ROWS = (
     ),
     KnownFunction(
         "IPAdapter", f"{PACK}/CrossAttentionPatch", "Attn2Replace", ("ipadapter_attention",), text="fa015b51a2f0daa6",
-        tokens=True, rows=False, holds=has_no_mask,
+        splits_tokens=True, splits_rows=False, holds=has_no_mask,
     ),
     KnownFunction(
         "WanVideoNAG", KJ_MODELS, f"WanCrossAttentionPatch.{BOUND}.wrapped_attention", (
             "wan_crossattn_forward_nag", "wan_i2v_crossattn_forward_nag", "wan_nag_attention",
             "_wan_compute_attention", "normalized_attention_guidance",
-        ), text="ded48d16908374d7", tokens=True, rows=False,
+        ), text="ded48d16908374d7", splits_tokens=True, splits_rows=False,
     ),
     KnownFunction(
         "WanChunkFeedForward", KJ_MODELS, f"WanffnChunkPatch.{BOUND}.wrapped_forward", ("wan_ffn_chunked_forward",),
-        text="072b0d2a844519cc", tokens=True,
+        text="072b0d2a844519cc", splits_tokens=True,
     ),
     KnownFunction(
         "LTXVChunkFeedForward", KJ_LTXV, f"LTXVffnChunkPatch.{BOUND}.wrapped_forward", ("ffn_chunked_forward",),
-        text="f7455ce52a8988e2", tokens=True,
+        text="f7455ce52a8988e2", splits_tokens=True,
     ),
     KnownFunction(
         "LTX2_NAG", KJ_LTXV, f"LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", (
             "ltxv_crossattn_forward_nag", "nag_attention", "normalized_attention_guidance",
-        ), text="abaa7cc9d97c0c41", tokens=True, rows=False,
+        ), text="abaa7cc9d97c0c41", splits_tokens=True, splits_rows=False,
     ),
     # It wraps the blocks of all UNets where the pack is installed.
     KnownFunction(
         "layerdiffuse", f"{PACK}/lib_layerdiffusion/attention_sharing", "BasicTransformerBlock.forward",
-        text="0abb8be26815ece2", tokens=True, reads=False,
+        text="0abb8be26815ece2", splits_tokens=True, reads=False,
     ),
 )  # fmt: skip
 KNOWN = {each.place: each for each in ROWS}
@@ -159,7 +164,7 @@ def find_facts(value: Any, files: CodeFiles) -> Facts | None:
     if known is None or known.text and (hash_text(target, known.helpers) != known.text or not known.holds(value)):
         return None
     if known.facts.by_network and not shares_tokens(network_of(value), files):
-        return known.facts._replace(tokens=False)
+        return known.facts._replace(splits_tokens=False)
     return known.facts
 
 

@@ -138,8 +138,8 @@ def reasons_of_plan(options: Options, plan: ParallelPlan, work: Work) -> list[st
 def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> Iterator[str]:
     needs = (
         (STAGE_AXES, False, "blocks"),
-        (TOKEN_AXES, facts.tokens or facts.between, "tokens"),
-        (BATCH_AXES, facts.rows or are_whole, "rows of the batch"),
+        (TOKEN_AXES, facts.splits_tokens or facts.between, "tokens"),
+        (BATCH_AXES, facts.splits_rows or are_whole, "rows of the batch"),
     )
     for axes, is_right, what in needs:
         split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
@@ -152,15 +152,15 @@ def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> I
 def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     """Returns the work with what the nodes' functions allow to share. asked: the options of its calls."""
     facts: list[Facts] = [each for options in asked for _, each in options.get(FACTS, ())]
-    tokens, rows = all(each.tokens or each.between for each in facts), all(each.rows for each in facts)
+    tokens, rows = all(each.splits_tokens or each.between for each in facts), all(each.splits_rows for each in facts)
     chosen = {f", {options[name]}" for options in asked for name in (COMPILED, KERNEL) if options.get(name)}
     work = replace(work, chosen="".join(sorted(chosen)))
     if work.forward:
         gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
         work = replace(work, forward=replace(work.forward, gathers=gathers))
     if rows or len(asked) == 1 or not all(each.is_stateless for each in facts):
-        return replace(work, tokens=tokens, rows=rows)
-    return replace(work, tokens=tokens, rows=rows, parallel_calls=len(asked))
+        return replace(work, splits_tokens=tokens, splits_rows=rows)
+    return replace(work, splits_tokens=tokens, splits_rows=rows, parallel_calls=len(asked))
 
 
 def count_gathers(options: Options, forward: ForwardCost) -> int:

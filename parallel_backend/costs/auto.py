@@ -51,8 +51,8 @@ def checks_of(model: torch.nn.Module, work: Work) -> PlanCheck:
     tokens = shareable(model)
 
     def check(plan: ParallelPlan) -> None:
-        cuts_rows = not work.rows and work.parallel_calls % plan.ways(BATCH_AXES)
-        if cuts_rows or plan.token_ways > 1 and not work.tokens:
+        cuts_rows = not work.splits_rows and work.parallel_calls % plan.ways(BATCH_AXES)
+        if cuts_rows or plan.token_ways > 1 and not work.splits_tokens:
             raise PlanError("A node's function needs them together.")
         if plan.token_ways > 1 and tokens and tokens.bands and work.forward is None:
             raise PlanError("What sharing a picture in bands costs is unknown.")

@@ -106,7 +106,7 @@ class Work:
     """What a model has to compute at a time: `parts` of one size that can be computed independently.
 
     has_branches: whether some parts are cond and others uncond.
-    tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
+    splits_tokens, splits_rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
     parallel_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
     calls: in how many calls the parts come. loops: whether the ranks run the whole loop. chosen: how nodes make the
@@ -115,8 +115,8 @@ class Work:
 
     parts: int = 1
     has_branches: bool = False
-    tokens: bool = True
-    rows: bool = True
+    splits_tokens: bool = True
+    splits_rows: bool = True
     parallel_calls: int = 1
     forward: ForwardCost | None = None
     calls: int = 1

@@ -113,10 +113,10 @@ ALONE, GUIDED = Work.of([1], [[0]]), Work.of([2], [[1, 0]])
         (3, UNKNOWN, GUIDED, {"dp": 3}),
         (2, UNKNOWN, ALONE, {"dp": 2}),
         (2, COUPLED, GUIDED, {}),
-        (2, FLUX, Work(2, True, rows=False), {"ulysses": 2}),
-        (2, FLUX, Work(1, tokens=False), {"dp": 2}),
-        (4, FLUX, Work(2, True, tokens=False), {"dp": 2, "cfg": 2}),
-        (2, FLUX, Work(2, True, tokens=False, rows=False), {}),
+        (2, FLUX, Work(2, True, splits_rows=False), {"ulysses": 2}),
+        (2, FLUX, Work(1, splits_tokens=False), {"dp": 2}),
+        (4, FLUX, Work(2, True, splits_tokens=False), {"dp": 2, "cfg": 2}),
+        (2, FLUX, Work(2, True, splits_tokens=False, splits_rows=False), {}),
     ],
 )
 def test_an_automatic_plan_follows_from_what_arrives(

@@ -297,7 +297,7 @@ def read(
     target = functions.replacing(0.7) if name == REPLACING else getattr(functions, name)
     own = found.KnownFunction(
         "Habit", f"{found.PACK}/patches", name, text=text or found.hash_text(target, ()), holds=lambda _v: holds,
-        tokens=True, rows=rows,
+        splits_tokens=True, splits_rows=rows,
     )  # fmt: skip
     given = {"model": model, "habit": READ[name], "moment": "begin"}
     (changed,) = census.run(HABIT_NODE, **given) if name == CHUNKED else census.run(PATCH_NODE, of=row.model, **given)

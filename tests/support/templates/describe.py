@@ -88,7 +88,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
     for each in sorted(types):
         if reasons := reasons_of(node_classes, each, patcher):
             as_stock[each] = reasons
-        elif not all(facts.tokens for _, facts in remote.inside.asked):
+        elif not all(facts.splits_tokens for _, facts in remote.inside.asked):
             whole_tokens.append(each)
     return {
         "model_class": file.found.model_class,
