@@ -231,7 +231,7 @@ def decode() -> None:
     case = VAES[VAE]
     with off_gpu():
         model = case.build()
-    PipelineVAE(model.to(GPU), JobGroups(GPU, SILENT).whole(), Hooks())
+    PipelineVAE(model.to(GPU), JobGroups(GPU, SILENT).world_axis(), Hooks())
     for _ in range(2):
         model.decode(case.latents().to(GPU))
 
