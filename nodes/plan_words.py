@@ -51,11 +51,6 @@ def remark(key: str, **values: int | str) -> Remark:
     return Remark(key, values)
 
 
-def format_bytes(count: float) -> str:
-    """Formats bytes as the editor's panel does: "412 MiB", "1.2 GiB"."""
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
-
-
 def format_seconds(count: float) -> str:
     """Formats a time as the editor's panel does: "3 ms", "0.42 s", "12.3 s", "2 min 5 s"."""
     if count < 0.0995:

@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import RequestError, is_out_of_memory
+from .errors import RequestError, format_bytes, is_out_of_memory
 
 CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
 THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
 CHANNELS = 32  # the most that NCCL uses by itself
 WARM = 64  # the width of the tensors that `warm_up` computes with
-GB = 1e9
 KIBIBYTE = 1024  # Linux counts a process's memory in these
 SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more
 
@@ -259,9 +258,8 @@ class Pinner:
         self.seconds += time.perf_counter() - started
 
     def __str__(self) -> str:
-        every = (self.pinned + self.refused) / GB
         return (
-            f"{self.pinned / GB:.1f} of {every:.1f} GB of RAM pinned in {self.seconds:.1f} s, of which "
+            f"{format_bytes(self.pinned)} of {format_bytes(self.pinned + self.refused)} of RAM pinned in {self.seconds:.1f} s, of which "
             f"{self.waited:.1f} s were waited for"
         )
 

@@ -141,3 +141,10 @@ def _lacks_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return any(text in str(error) for text in NO_MEMORY)
+
+
+def format_bytes(count: float) -> str:
+    """Formats bytes as the editor's panel does: "412 MiB", "1.2 GiB"; fewer than a MiB as "3 KiB"."""
+    if count >= 1 << 30:
+        return f"{count / (1 << 30):.1f} GiB"
+    return f"{count / (1 << 20):.0f} MiB" if count >= 1 << 20 else f"{count / (1 << 10):.0f} KiB"

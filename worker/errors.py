@@ -10,6 +10,7 @@ Explained = errors.Explained
 Explanation = errors.Explanation
 ModelFileError = errors.ModelFileError
 NoRoomError = errors.NoRoomError
+format_bytes = errors.format_bytes
 
 MAX_TRACEBACK = 8000  # characters, the last of them
 

@@ -16,13 +16,14 @@ import torch
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.memory import call_bytes
 from ...parallel_backend.device import CPU, Card
+from ...parallel_backend.errors import format_bytes
 from ...parallel_backend.groups.communicators import count_communicator_bytes
 from ...parallel_backend.groups.mesh_layout import rank_parts
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..costs.forward import packed_shape
-from ..plan_words import Remark, format_bytes, format_seconds, remark
+from ..plan_words import Remark, format_seconds, remark
 from ..workers.group import device_type, last_status, settings
 from ..workers.room import balance_stages, expect_weights, list_plan_cards, room_for_weights, usable_bytes
 from .question import Sampled

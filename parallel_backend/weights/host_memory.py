@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from ..device import Pinner
-from ..errors import RequestError
+from ..errors import RequestError, format_bytes
 from ..groups.collectives import gather_numbers
 from ..groups.mesh_layout import shard_range
-from .fitting import GB, OF_HOST
+from .fitting import OF_HOST
 from .free_ram import available_ram_bytes
 from .shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 from .tensors import ALIGNMENT
@@ -44,8 +44,8 @@ class HostMemory:
         available = int(OF_HOST * available_ram_bytes())
         if size * self.copies > available:
             raise RequestError(
-                f"{purpose} takes {size / GB:.1f} GB of RAM, {self.copies} times on this machine, and "
-                f"{available / GB:.1f} GB are free.",
+                f"{purpose} takes {format_bytes(size)} of RAM, {self.copies} times on this machine, and "
+                f"{format_bytes(available)} are free.",
                 advice,
             )
 

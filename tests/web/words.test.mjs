@@ -98,7 +98,7 @@ const SENTENCES = [
   'The worker group died 4 times in ten minutes, so it stays down for another 512 s. The last time: Rank 1 (process 7) was killed by SIGKILL.\nCorrect the cause, then restart the group or ComfyUI.',
   'The worker group did not start. torchrun (process 7) ended with exit code 7.',
   'The worker group ended between two steps. It was stopped.\nQueue the prompt again.',
-  'Rank 1 ran out of memory while it was sampling. It asked for 1.2 GB more. It used 22.1 GB of 24.0 GB, and 0.3 GB was free. The request has 4,096 tokens of latents.',
+  'Rank 1 ran out of memory while it was sampling. It asked for 1.2 GiB more. It used 22.1 GiB of 24.0 GiB, and 307 MiB was free. The request has 4,096 tokens of latents.',
   'auto tries ring=2, 2 of 3.',
   'This sampling runs under ulysses=2 × int4 exchange, not under pipefusion=2, because of the model patch attn1_patch.',
   "Flux runs as stock, on ComfyUI's own device alone. The worker processes cannot run a change of its img_in. Without it, they can. A step takes about 1.2 s on one device and 0.6 s under ulysses=2."

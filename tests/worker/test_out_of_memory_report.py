@@ -12,23 +12,23 @@ from worker.rank.memory.device_memory import DeviceMemory, asked
 from worker.rank.memory.out_of_memory import explain_lack
 from worker.wire.operations import CALL, LOAD, VAE, Operation
 
-GB = 10**9
+GIB = 1 << 30
 
 
 def report(operation: Operation = CALL, weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
-    """Of a rank with `room` GB in all, of which it has nothing but the weights when the request comes; in GB."""
+    """Of a rank with `room` GiB in all, of which it has nothing but the weights when the request comes; in GiB."""
     held = 0 if operation is LOAD else weights
-    empty = DeviceMemory(room * GB, held * GB, (room - held) * GB)
-    full = DeviceMemory(room * GB, room * GB - GB, GB)
+    empty = DeviceMemory(room * GIB, held * GIB, (room - held) * GIB)
+    full = DeviceMemory(room * GIB, room * GIB - GIB, GIB)
     missing = needed - (room - held - 1)
-    return str(explain_lack(1, operation, missing * GB, full, empty, weights * GB, **more))
+    return str(explain_lack(1, operation, missing * GIB, full, empty, weights * GIB, **more))
 
 
 def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
     text = report(weights=10, needed=20, tokens=4096)
     assert "Rank 1 ran out of memory while it was running the model" in text
-    assert "asked for 7.0 GB more. It used 23.0 GB of 24.0 GB, and 1.0 GB was free" in text
-    assert "weights take about 10.0 GB" in text
+    assert "asked for 7.0 GiB more. It used 23.0 GiB of 24.0 GiB, and 1.0 GiB was free" in text
+    assert "weights take about 10.0 GiB" in text
     assert "4,096 tokens" in text
 
 
@@ -45,8 +45,8 @@ def test_what_helps_is_advised(asked_for: dict, says: str) -> None:
 
 
 def test_memory_of_other_processes_is_pointed_to() -> None:
-    empty, full = DeviceMemory(24 * GB, 4 * GB, 8 * GB), DeviceMemory(24 * GB, 11 * GB, 1 * GB)
-    assert "Other processes use 12.0 GB of this memory" in str(explain_lack(0, VAE, GB, full, empty))
+    empty, full = DeviceMemory(24 * GIB, 4 * GIB, 8 * GIB), DeviceMemory(24 * GIB, 11 * GIB, 1 * GIB)
+    assert "Other processes use 12.0 GiB of this memory" in str(explain_lack(0, VAE, GIB, full, empty))
 
 
 def test_the_size_that_an_allocation_was_to_have_is_read_from_the_devices_own_words() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from parallel_backend.device import is_accelerator, outside_bytes
-from parallel_backend.errors import RequestError
+from parallel_backend.errors import RequestError, format_bytes
 from parallel_backend.groups.communicators import count_weights_communicator
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import SHARED, ParallelPlan
@@ -28,7 +28,6 @@ from ..wire.operations import BESIDE, FORGOTTEN
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .memory.device_memory import memory_use, own_bytes, process_ram_bytes, release_memory
-from .memory.out_of_memory import size
 from .memory.sensors import find_sensors
 from .model.host_model import HostModel
 
@@ -137,7 +136,7 @@ class RankState:
             said = f"Beside {name}, the devices keep {', '.join(each.source.name for each in self.aside)}."
             found.append(said)
         if gone:
-            said = f"The devices released {', '.join(gone)}, because beside it {name} lacked {size(lacked)}."
+            said = f"The devices released {', '.join(gone)}, because beside it {name} lacked {format_bytes(lacked)}."
             found.append(said)
             if savings >= lacked:
                 said = "With weights=shared, all of them fit."

@@ -23,7 +23,7 @@ from typing import IO
 
 import psutil
 
-from ..errors import NoRoomError
+from ..errors import NoRoomError, format_bytes
 
 try:
     import fcntl
@@ -83,7 +83,7 @@ def find_room(size: int, free: float) -> Path:
             if min(shutil.disk_usage(parent).free, most) > size + SPARE:
                 return own_folder(parent)
     raise NoRoomError(
-        f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {size / 1e9:.1f} GB free for it.",
+        f"The ranks need its weights in a file. Neither {MEMORY} nor {on_disk} has {format_bytes(size)} free for it.",
         "Make room there, or set TMPDIR to another folder.",
     )
 

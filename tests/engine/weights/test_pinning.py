@@ -16,6 +16,7 @@ import torch
 
 from parallel_backend import device
 from parallel_backend.device import Pinner
+from parallel_backend.errors import format_bytes
 from parallel_backend.weights import parking as parking_module
 from parallel_backend.weights import read_ahead
 from parallel_backend.weights.flat_block import FlatBlock, Values
@@ -86,7 +87,7 @@ def test_a_block_is_pinned_while_the_next_are_read(runtime: Runtime, monkeypatch
     assert runtime.threads == runtime.current and threading.current_thread().name not in runtime.threads
     total = sum(block.nbytes for block in store.blocks.values())
     assert store.pinner and (store.pinner.pinned, store.pinner.refused) == (total, 0) and store.pinner.seconds > 0
-    assert f"{total / 1e9:.1f} of {total / 1e9:.1f} GB of RAM pinned in" in str(store.pinner)
+    assert f"{format_bytes(total)} of {format_bytes(total)} of RAM pinned in" in str(store.pinner)
     assert is_right(model, fetched)
     fetched.rearrange((), None)
     gc.collect()
@@ -169,7 +170,7 @@ def test_weights_are_parked_in_pieces_while_the_next_are_pinned(
     tried = runtime.tried
     parking.copy(memory)
     assert runtime.tried == tried, "what is pinned stays so for the next time"
-    assert caplog.text.count("GB of RAM pinned in") == 1
+    assert caplog.text.count(" of RAM pinned in") == 1
     monkeypatch.setattr(parking_module, "available_ram_bytes", lambda: 0)
     parking.end()
     del memory

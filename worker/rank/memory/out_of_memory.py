@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import Explanation
+from ...errors import Explanation, format_bytes
 from ...wire.operations import Operation
 from .device_memory import DeviceMemory
 
@@ -28,17 +28,17 @@ def explain_lack(
     tokens: of the request's latents; 0 if it has none.
     others: the weights of models that were set aside on this rank.
     """
-    wanted = f"asked for {size(asked)} more" if asked else "asked for more"
+    wanted = f"asked for {format_bytes(asked)} more" if asked else "asked for more"
     lines = [
-        f"Rank {rank} ran out of memory while it was {operation.doing}. It {wanted}. It used {size(full.used)} of "
-        f"{size(full.total)}, and {size(full.free)} was free."
+        f"Rank {rank} ran out of memory while it was {operation.doing}. It {wanted}. It used {format_bytes(full.used)} of "
+        f"{format_bytes(full.total)}, and {format_bytes(full.free)} was free."
     ]
     if weights:
-        lines.append(f"The model's weights take about {size(weights)} on that rank.")
+        lines.append(f"The model's weights take about {format_bytes(weights)} on that rank.")
     if tokens:
         lines.append(f"The request has {tokens:,} tokens of latents.")
     if others:
-        said = f"The ranks also held {size(others)} of other models' weights, which they now release. "
+        said = f"The ranks also held {format_bytes(others)} of other models' weights, which they now release. "
         return Explanation(" ".join(lines), said + "Queue the prompt again.")
     needed = max(0, full.used - empty.used) + max(asked or 0, full.free)  # at least
     return Explanation(" ".join(lines), "\n".join(advise(needed, empty, weights, tokens)))
@@ -53,7 +53,7 @@ def advise(needed: int, empty: DeviceMemory, weights: int, tokens: int) -> list[
     others = empty.total - empty.used - empty.free
     if others > NOTABLE * empty.total:
         found.append(
-            f"Other processes use {size(others)} of this memory. If ComfyUI's own models are among them, free these "
+            f"Other processes use {format_bytes(others)} of this memory. If ComfyUI's own models are among them, free these "
             "(Free, or POST /free)."
         )
     if weights:
@@ -61,11 +61,3 @@ def advise(needed: int, empty: DeviceMemory, weights: int, tokens: int) -> list[
             "Use weights=auto, more pipefusion stages, or a smaller file (fp8, GGUF). The node's plan says what fits."
         )
     return found or ["Use a smaller model, weights in a smaller dtype, or a machine with more memory."]
-
-
-def size(count: int) -> str:
-    """Formats bytes for people."""
-    for unit, power in (("GB", 1e9), ("MB", 1e6)):
-        if count >= power:
-            return f"{count / power:.1f} {unit}"
-    return f"{count / 1e3:.0f} kB"
