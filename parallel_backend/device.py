@@ -259,8 +259,8 @@ class Pinner:
 
     def __str__(self) -> str:
         return (
-            f"{format_bytes(self.pinned)} of {format_bytes(self.pinned + self.refused)} of RAM pinned in {self.seconds:.1f} s, of which "
-            f"{self.waited:.1f} s were waited for"
+            f"{format_bytes(self.pinned)} of {format_bytes(self.pinned + self.refused)} of RAM pinned in "
+            f"{self.seconds:.1f} s, of which {self.waited:.1f} s were waited for"
         )
 
 

@@ -82,9 +82,8 @@ def scatter_heads(
     message = plan_exchange(axis.index, batch, width, lengths, shares)
     send = tensors_BHLE[0].new_empty(sum(message.to))
     for run in message.runs:
-        parts = send[run.start : run.stop].view(run.shape).split_with_sizes(run.counts, 3)
-        for place, (part, tensor) in enumerate(zip(parts, tensors_BHLE, strict=True)):
-            part.copy_(view_heads(tensor, run, place))
+        heads = [view_heads(tensor, run, place) for place, tensor in enumerate(tensors_BHLE)]
+        torch.cat(heads, 3, out=send[run.start : run.stop].view(run.shape))
     shape = (sum(lengths), batch, sum(message.own), width)
     received = send.new_empty(sum(message.of))
     wait = exchange(axis, send, received, message.to, message.of)

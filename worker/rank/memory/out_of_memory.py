@@ -30,8 +30,8 @@ def explain_lack(
     """
     wanted = f"asked for {format_bytes(asked)} more" if asked else "asked for more"
     lines = [
-        f"Rank {rank} ran out of memory while it was {operation.doing}. It {wanted}. It used {format_bytes(full.used)} of "
-        f"{format_bytes(full.total)}, and {format_bytes(full.free)} was free."
+        f"Rank {rank} ran out of memory while it was {operation.doing}. It {wanted}. It used "
+        f"{format_bytes(full.used)} of {format_bytes(full.total)}, and {format_bytes(full.free)} was free."
     ]
     if weights:
         lines.append(f"The model's weights take about {format_bytes(weights)} on that rank.")
@@ -53,8 +53,8 @@ def advise(needed: int, empty: DeviceMemory, weights: int, tokens: int) -> list[
     others = empty.total - empty.used - empty.free
     if others > NOTABLE * empty.total:
         found.append(
-            f"Other processes use {format_bytes(others)} of this memory. If ComfyUI's own models are among them, free these "
-            "(Free, or POST /free)."
+            f"Other processes use {format_bytes(others)} of this memory. If ComfyUI's own models are among them, free "
+            "these (Free, or POST /free)."
         )
     if weights:
         found.append(
