@@ -17,9 +17,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import Future
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from .errors import ConnectionClosed, Explanation, WorkerGroupError
@@ -124,7 +123,7 @@ def serve(address: str, port: int, folder: Path) -> None:
 def take_part(peer: PeerConnection, start: Start, folder: Path) -> None:
     """Runs this machine's ranks of one group until they end or the first machine is lost. Tells the first machine if
     they failed. folder: in which they get one of their own. Raises OSError if they cannot be started."""
-    own, address, lost = Path(tempfile.mkdtemp(dir=folder)), peer.connection.getsockname()[0], Future[str]()
+    own, address = Path(tempfile.mkdtemp(dir=folder)), peer.connection.getsockname()[0]
     command = [
         *launch_command(sys.executable, start.ranks, own), f"--node={start.machine}", f"--nodes={start.machines}",
         f"--store={start.store}", f"--address={address}",
@@ -134,28 +133,20 @@ def take_part(peer: PeerConnection, start: Start, folder: Path) -> None:
     say(f"joining as machine {start.machine + 1} of {start.machines} with {ranks}")
     peer.keep(start.silence)
     process = WorkerProcess(command, {**os.environ, **variables, TOKEN: start.token}, own)
-    threading.Thread(target=lambda: lost.set_result(await_loss(peer)), name="listen", daemon=True).start()
     try:
-        while not process.exited.wait(POLL_SECONDS) and not lost.done():
+        while not process.exited.wait(POLL_SECONDS) and not wait([peer.connection], 0):
             pass
-        if lost.done():
-            say(f"the first machine {lost.result()}; its group has ended")
+        if wait([peer.connection], 0):
+            peer.receive()  # the first machine says nothing after the start, so this raises ConnectionClosed
         elif process.popen.returncode == 0:
             say("the group has ended")
         else:
             tell_failure(peer, process.failure())
+    except ConnectionClosed as error:
+        say(f"the first machine {error}; its group has ended")
     finally:
         process.stop()
         shutil.rmtree(own, ignore_errors=True)
-
-
-def await_loss(peer: PeerConnection) -> str:
-    """Waits for the end of the connection. Returns how it ended."""
-    try:
-        while True:
-            peer.receive()
-    except ConnectionClosed as error:
-        return str(error)
 
 
 def tell_failure(peer: PeerConnection, failure: Failure) -> None:
