@@ -29,13 +29,12 @@ from .imports import pause_garbage_collector
 from .lifetime import die_with_parent
 from .process import Failure, signal_name
 from .rendezvous import Rendezvous
-from .torchrun import DEVICE, Machines
+from .torchrun import DEVICE, WITHIN, Machines
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
-WITHIN = "within"  # the rendezvous of one machine, see `within.py`
 RANK = "worker.rank.main"  # the module that a rank runs
 TRACEBACK_LINES = 12
 # What gloo, NCCL and the store say when another rank has gone.
@@ -133,7 +132,7 @@ def run_torchrun(
         from ..compat import torchrun_starts_by
         from .within import register
 
-    register(WITHIN)
+    register()
     store = open_store(listener) if listener else None
     try:
         with torchrun_starts_by(start_forked(ranks)) if ranks else contextlib.nullcontext():

@@ -19,6 +19,7 @@ GPUS = "PARALLELDIT_GPUS"  # the numbers of those that take part, separated by c
 THREADS = "OMP_NUM_THREADS"
 COMFYUI_THREADS = "PARALLELDIT_THREADS"  # OMP_NUM_THREADS of ComfyUI; empty if it is not set
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
+WITHIN = "within"  # the rendezvous of one machine, see `within.py`
 PACK = Path(__file__).resolve().parents[2]
 # The variables for the options of torch's allocator: the old name, which every release reads, and the new one.
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

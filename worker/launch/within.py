@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import (
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from .torchrun import WITHIN
 
 
 class WithinProcess(StaticTCPRendezvous):
     """The agent is alone, so there is nobody to wait for."""
 
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        super().__init__("none", 0, 0, 1, parameters.run_id, 0)
-        self.backend = parameters.backend
-
     def get_backend(self) -> str:
-        return self.backend
+        return WITHIN
 
     def next_rendezvous(self) -> RendezvousInfo:
         return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("none", 0))
 
 
-def register(name: str) -> None:
-    """Makes it known to torchrun by this name."""
-    rendezvous_handler_registry.register(name, WithinProcess)
+def register() -> None:
+    """Makes it known to torchrun as WITHIN."""
+    rendezvous_handler_registry.register(WITHIN, lambda given: WithinProcess("none", 0, 0, 1, given.run_id, 0))
