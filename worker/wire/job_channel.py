@@ -120,13 +120,14 @@ class HostChannel:
     def receive(self, device: torch.device | None = None) -> tuple[Header, Tensors]:
         """Receives a frame. device: to which latents are copied if they come through memory. Raises ConnectionClosed
         and ProtocolError."""
-        memory = self.memory
         if self.copied:  # it has had a step's time
             self.copied.synchronize()
-        if memory:
-            memory.note_taken(self.taken)  # the slot may be overwritten
-        frame = receive_frame(self.connection, in_memory=partial(self._find, device) if memory else None)
-        if memory is None or not isinstance(frame, memoryview):
+        slot = None
+        if self.memory:
+            self.memory.note_taken(self.taken)  # the slot may be overwritten
+            slot = partial(self.memory.replies[self.taken % SLOTS].view, device=device)
+        frame = receive_frame(self.connection, in_memory=slot)
+        if not isinstance(frame, memoryview):  # it came through the socket
             return decode(frame)
         if device is None or not devices.is_accelerator(device):
             header, tensors = decode(bytearray(frame))  # malloc keeps memory for it, and torch would not
@@ -138,14 +139,6 @@ class HostChannel:
             self.copied.record()
         self.taken += 1
         return header, tensors
-
-    def _find(self, device: torch.device | None, length: int) -> memoryview:
-        """Returns the memory of the next reply."""
-        slot = self.memory.replies[self.taken % SLOTS] if self.memory else None
-        try:
-            return slot.view(length, device) if slot else memoryview(b"")
-        except ValueError:  # nothing has been written to it
-            return memoryview(b"")
 
     def close(self) -> None:
         if self.copied:
