@@ -87,7 +87,7 @@ class Rank:
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)
         group, groups = dist.group.WORLD, JobGroups(torch.device("cpu"), timeline)
         assert group
-        self.executor = Executor(self.state, AgreementGroups(group), groups, self.heartbeat, timeline, lambda *_: None)
+        self.executor = Executor(self.state, AgreementGroups(group), groups, self.heartbeat, None)
         self.executor.handlers[TRIM.name] = lambda _job, _tensors: None  # a request that asks the card for nothing
         (self.server,) = serve_links(lambda question: self.executor.answer(question), Future(), dist.HashStore())
         self.folder = folder

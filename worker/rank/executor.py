@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from parallel_backend.device import name_of
 from parallel_backend.groups.collectives import gather_json
-from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
+from ..wire.job_channel import RankChannel
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, AgreementGroups, Outcome, agree
@@ -23,29 +23,27 @@ from .job_groups import JobGroups
 from .operations import Operations
 from .request_checks import check_request
 from .state import RankState
-from .step_watch import Emit
 
 
 @dataclass(eq=False)
 class Executor:
     """Executes one request at a time. Another thread may call `answer`.
 
-    control: the groups by which ranks agree. groups: for all other communication. emit: sends an event of the running
-    request to ComfyUI; called on rank 0 only. job: the running one. places: every rank's process and device: pid,
-    device number on its machine (None for a CPU), name, and outside: the bytes of the card that were not the rank's own
-    as it started, see `outside_bytes`.
+    control: the groups by which ranks agree. groups: for all other communication. channel: to ComfyUI, for events; None
+    on ranks other than 0. job: the running one. places: every rank's process and device: pid, device number on its
+    machine (None for a CPU), name, and outside: the bytes of the card that were not the rank's own as it started, see
+    `outside_bytes`.
     """
 
     state: RankState
     control: AgreementGroups
     groups: JobGroups
     heartbeat: Heartbeat
-    timeline: Timeline
-    emit: InitVar[Emit]
+    channel: RankChannel | None
     job: Job | None = None
 
-    def __post_init__(self, emit: Emit) -> None:
-        self.handlers = Operations(self.state, self.timeline, emit).handlers()
+    def __post_init__(self) -> None:
+        self.handlers = Operations(self.state, self.channel).handlers()
         self.counts = dict.fromkeys(self.handlers, 0)
         device, outside = self.state.device, self.state.outside
         own = {"pid": os.getpid(), "index": device.index, "name": name_of(device), "outside": outside}
@@ -57,7 +55,7 @@ class Executor:
         job = self.job = Job(header, tensors, self.state, self.control, self.groups, self.heartbeat)
         self.groups.job = job.id
         name = job.operation.name
-        with self.timeline.request(name):
+        with self.groups.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
             if job.ranks < self.control.world:  # those outside of the plan learn it, too
                 outcome = agree(outcome, self.control.everyone, self.control.world)
@@ -94,9 +92,10 @@ class Executor:
 
     def timing(self, job: Job) -> Header:
         """Returns the seconds of a single step, and those of its communication. In loop mode, events report them."""
-        if not (job.operation.is_step and self.timeline.steps):
+        steps = self.groups.timeline.steps
+        if not (job.operation.is_step and steps):
             return {}
-        lengths, waits = zip(*self.timeline.steps, strict=True)
+        lengths, waits = zip(*steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
 
     def answer(self, question: Header) -> Header:

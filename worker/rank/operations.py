@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
-from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.rates import measure_ranks
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
@@ -27,6 +26,7 @@ from ..comfyui.merges import MergedFile
 from ..comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
+from ..wire.job_channel import RankChannel
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, unpack
@@ -38,22 +38,20 @@ from .model.host_model import HostModel
 from .request_checks import parse_field
 from .sampling import build_inpainting, build_stepper, unpack_passes
 from .state import RankState
-from .step_watch import Emit, JobWatch
+from .step_watch import JobWatch
 from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
-CPU = torch.device("cpu")
 Output = TypeVar("Output")
 
 
 @dataclass(eq=False)
 class Operations:
     """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's tensors, if any; what
-    else it has to say is in `Job.told`. emit: sends an event of the running job to ComfyUI; called on rank 0 only."""
+    else it has to say is in `Job.told`. channel: to ComfyUI, for events; None on ranks other than 0."""
 
     state: RankState
-    timeline: Timeline
-    emit: Emit
+    channel: RankChannel | None
 
     def handlers(self) -> dict[str, Handler]:
         """Returns the handler of each operation, the method of its name. Raises AttributeError if one has none."""
@@ -197,8 +195,7 @@ class Operations:
         self.prepare_options(job, model, passes[0].kwargs)
         passes, context = model.prepare(passes)
 
-        everyone = job.groups.world_axis(CPU, job.ranks)
-        watch = JobWatch(job, everyone, self.timeline, len(stepper), call.previews, self.emit)
+        watch = JobWatch(job, len(stepper), call.previews, self.channel)
 
         def run() -> torch.Tensor | None:
             return denoise(
@@ -315,7 +312,7 @@ class Operations:
 
     def trace(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Returns every rank's timeline as a Chrome trace in JSON, as bytes."""
-        trace = gather_trace(self.timeline, job.control_group)
+        trace = gather_trace(job.groups.timeline, job.control_group)
         return None if trace is None else {"trace": trace}
 
     def measure(self, job: Job, _tensors: Tensors) -> None:

@@ -117,12 +117,8 @@ def run() -> None:
     groups.connect_ahead(relay.group)
     heartbeat.start()
 
-    def emit(event: Header, tensors: Tensors) -> None:
-        if channel:
-            channel.send(event, tensors)
-
-    executor = Executor(state, AgreementGroups(relay.group), groups, heartbeat, timeline, emit)
     channel = RankChannel(job.result(), relay.memory) if rank == 0 else None
+    executor = Executor(state, AgreementGroups(relay.group), groups, heartbeat, channel)
     if channel:
         channel.send({"has_memory": relay.memory is not None})
     serve(channel, executor, relay)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from parallel_backend.groups.mesh import Axis
-from parallel_backend.groups.timeline import Timeline
 from parallel_backend.sampling.denoiser import Watch
 
-from ..wire.protocol import Header
-from ..wire.tensors import Tensors
+from ..wire.job_channel import RankChannel
 from .job import Job
+from .job_groups import CPU
 from .state import FIGURES_SECONDS
 
 PREVIEW_SECONDS = 0.1  # between two previews; ComfyUI shows no more
-
-Emit = Callable[[Header, Tensors], None]
 
 
 class JobWatch(Watch):
@@ -27,20 +22,19 @@ class JobWatch(Watch):
 
     ranks: those that run the call. Their group is dropped if the job breaks off, so that none of its messages reaches a
     later job.
-    steps: of the call. emit: called on rank 0 only.
+    steps: of the call. channel: for events; None on ranks other than 0.
     """
 
-    def __init__(self, job: Job, ranks: Axis, timeline: Timeline, steps: int, previews: bool, emit: Emit) -> None:
+    def __init__(self, job: Job, steps: int, previews: bool, channel: RankChannel | None) -> None:
         self.job = job
-        self.ranks = ranks
-        self.timeline = timeline
+        self.ranks = job.groups.world_axis(CPU, job.ranks)
         self.steps = steps
         self.previews = previews
-        self.emit = emit
+        self.channel = channel
         self.asked, self.answer = -1, True
         self.pending: list[dist.Work] = []
         self.last_step = self.last_preview = time.perf_counter()
-        self.communicated = timeline.communicated()
+        self.communicated = job.groups.timeline.communicated()
 
     def proceed(self, step: int) -> bool:
         """Whether the step runs. Rank 0 tells each other rank. Ranks wait for rank 0 only, so there is no deadlock."""
@@ -50,7 +44,7 @@ class JobWatch(Watch):
         self.job.state.publish(FIGURES_SECONDS)
         if dist.get_rank():
             answer = torch.zeros(1, dtype=torch.uint8)
-            with self.timeline.communication("next step's go"):
+            with self.job.groups.timeline.communication("next step's go"):
                 dist.recv(answer, 0, group=self.ranks.group)
             self.answer = bool(answer)
             return self.answer
@@ -65,19 +59,19 @@ class JobWatch(Watch):
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
         """Sends the event from rank 0, with a preview if the last one is old enough or this is the last step. seconds:
         since the last event, and how many of them were communication; on a GPU, as far as it has computed."""
-        if dist.get_rank():
+        if self.channel is None:
             return
         now = time.perf_counter()
         self.job.step = (step + 1, self.steps)
         event = {"id": self.job.id, "event": "step", "step": step, "steps": self.steps, "timestep": timestep}
         event["seconds"], self.last_step = now - self.last_step, now
-        communicated = self.timeline.communicated()
+        communicated = self.job.groups.timeline.communicated()
         event["communication"], self.communicated = communicated - self.communicated, communicated
         tensors = {}
         is_last = step + 1 == self.steps
         if denoised is not None and (is_last or now - self.last_preview >= PREVIEW_SECONDS):
             tensors, self.last_preview = {"denoised": denoised}, now
-        self.emit(event, tensors)
+        self.channel.send(event, tensors)
 
     def close(self) -> None:
         """Waits until every decision has reached the other ranks. Not called after an error, because they may then

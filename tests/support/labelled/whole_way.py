@@ -149,8 +149,8 @@ def make_executor(device: torch.device, group: dist.ProcessGroup, timeline: Time
     """A rank's. group: of all ranks, by which they agree."""
     board = Board(dist.get_world_size())
     heartbeat = Heartbeat(dist.get_rank(), board, board.hear, dict, int, lambda _job: None)
-    groups = JobGroups(device, timeline)
-    return Executor(RankState(device), AgreementGroups(group), groups, heartbeat, timeline, lambda *_: None)
+    channel: Any = None if dist.get_rank() else SimpleNamespace(send=lambda *_: None)
+    return Executor(RankState(device), AgreementGroups(group), JobGroups(device, timeline), heartbeat, channel)
 
 
 def is_sendable(call: Call) -> bool:
