@@ -28,13 +28,13 @@ POLL_SECONDS = 0.05
 
 
 def start(group: WorkerGroup) -> None:
-    group.start(device_count(), lambda: None)
+    group.start(device_count())
 
 
 def restart(group: WorkerGroup) -> None:
     """Restarts the group with what the settings file has now."""
     reload_settings()
-    group.restart(device_count(), lambda: None)
+    group.restart(device_count())
 
 
 def park(group: WorkerGroup) -> None:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from demo.host import REPOSITORY
-from tests.support.group.direct_group import go_on
 from tests.support.ranks.pool import RankPool
 from worker.host.client import WorkerGroup
 from worker.wire.private_folder import STORE
@@ -55,7 +54,7 @@ os._exit(0)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user, the test runs as root")
 def test_another_user_finds_no_store_of_a_running_group(group_of_two: WorkerGroup) -> None:
-    group_of_two.start(2, go_on)
+    group_of_two.start(2)
     pids = group_of_two.status()["pids"]
     parent = psutil.Process(pids[0]).parent()
     assert parent and group_of_two.session

@@ -57,9 +57,9 @@ class WorkerGroup(Supervisor):
         status. name: of the model, as the person chose it, for the status. Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
-            stops = self.stops
+            go_on = self.unless_stopped(check)
             self.runs.check_ended()  # after the line above: a stop marks the run, then counts
-            self.ensure(ranks, check, source=source, stops=stops)
+            self.ensure(ranks, go_on, source=source)
             self.runs.check_ended()  # a death since the last step is known now
             self._await_cancelled(check)  # then it is known whether the ranks still have the model
             known = self._known

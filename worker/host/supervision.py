@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ from .session import POLL_SECONDS, WAS_STOPPED, Check, Session
 WATCH_SECONDS = 1.0
 FIX_AND_RESTART = "Correct the cause, then restart the group or ComfyUI."
 STATUS_SECONDS = 2.0
-STOPPED, STOPPED_AT_START = "The worker group was stopped.", "The worker group was stopped while it started."
 
 
 class Setup(NamedTuple):
@@ -97,24 +95,16 @@ class Supervisor:
             if has_come:
                 self.lock.release()
 
-    def ensure(
-        self,
-        ranks: int,
-        check: Check,
-        exactly: bool = False,
-        source: Header | None = None,
-        stops: int | None = None,
-    ) -> None:
+    def ensure(self, ranks: int, check: Check, exactly: bool = False, source: Header | None = None) -> None:
         """Makes sure that a session of that many ranks runs. Pauses first if the last one died. Called within a turn.
 
         exactly: no more ranks either; by default a plan leaves additional ranks idle. Several machines always need the
         exact number, because each has its share of the plan. source: of the model that will be loaded, by default the
         last one, whose imports ranks do as they start; ranks that imported ComfyUI with other arguments are restarted.
-        stops: how often the group had been stopped when the caller asked; by default, now.
         A start that fails is retried. Raises NoWorkerGroup if no group can start, WorkerGroupError if the group is
         stopped meanwhile, and RequestRefused for a number that the machines can't share.
         """
-        stops = self.stops if stops is None else stops
+        check = self.unless_stopped(check)
         try:
             ranks_a_machine(ranks, self.setup.settings)
         except SettingsError as error:
@@ -128,7 +118,7 @@ class Supervisor:
                 session.end()
         self.source = source or self.source
         is_other = bool(session and source and session.known.needs_other_import(source))
-        self._check_stops(stops)
+        check()
         if session and session.is_over:
             self._record_death(session)
         elif session and (is_other or (session.ranks != ranks if exactly else session.ranks < ranks)):
@@ -140,7 +130,7 @@ class Supervisor:
         if down := self.down:
             self._enter("failed")
             raise NoWorkerGroup(*down)
-        self._start_in_tries(ranks, check, stops)
+        self._start_in_tries(ranks, check)
 
     @property
     def down(self) -> Explanation | None:
@@ -161,7 +151,7 @@ class Supervisor:
 
         Does nothing while no session can start. source: of the model that will be loaded.
         """
-        check = partial(self._check_stops, self.stops)
+        check = self.unless_stopped()
         if self.down:
             return
 
@@ -175,19 +165,18 @@ class Supervisor:
 
         threading.Thread(target=run, name="paralleldit-ahead", daemon=True).start()
 
-    def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
+    def start(self, ranks: int, stops: int | None = None) -> None:
         """Starts a session before its first request, with as many ranks as the last one had; at first, with `ranks`.
 
-        stops: how often the group had been stopped when the caller asked; by default, now. Raises what `ensure` raises,
-        and WorkerGroupError if the group is stopped meanwhile.
+        stops: see `unless_stopped`. Raises what `ensure` raises.
         """
-        stops = self.stops if stops is None else stops
+        check = self.unless_stopped(stops=stops)
         while not self.lock.acquire(timeout=POLL_SECONDS):
             check()
             if self.is_running:  # a prompt was quicker
                 return
         try:
-            self._check_stops(stops, STOPPED_AT_START)
+            check()
             self.restarts.note_start()
             if not self.is_running:
                 self.ensure(self.ranks or ranks, check)
@@ -204,12 +193,12 @@ class Supervisor:
         self.stops += 1
         self._end_session()
 
-    def restart(self, ranks: int, check: Check) -> None:
+    def restart(self, ranks: int) -> None:
         """Ends the session, forgets earlier deaths, and starts the next one. Raises what `start` raises."""
         stops = self.stops + 1  # counts the stop below
         self.stop()
         self.restarts.forgive()
-        self.start(ranks, check, stops)
+        self.start(ranks, stops)
 
     def dismiss(self) -> None:
         """Forgets why the last session died, because a person has read it. A group that stays down keeps it."""
@@ -256,10 +245,17 @@ class Supervisor:
             return "It died too often and stays down. Correct the cause, then restart the group."
         return "It restarts by itself. Queue the prompt again."
 
-    def _check_stops(self, stops: int, said: str = STOPPED) -> None:
-        """Raises WorkerGroupError if the group was stopped since it had been stopped so often."""
-        if self.stops != stops:
-            raise WorkerGroupError(said, "Queue the prompt again to start it.")
+    def unless_stopped(self, check: Check = lambda: None, stops: int | None = None) -> Check:
+        """Returns a check that also raises WorkerGroupError once the group was stopped more than `stops` times; by
+        default, from now on."""
+        stops = self.stops if stops is None else stops
+
+        def check_both() -> None:
+            check()
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
+
+        return check_both
 
     def _end_session(self) -> None:
         session, self.session = self.session, None
@@ -291,16 +287,14 @@ class Supervisor:
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
-    def _start_in_tries(self, ranks: int, check: Check, stops: int) -> None:
-        """Starts a session. If that fails, tries again with back-off, but not after it has taken too long. stops: how
-        often the group had been stopped when the session was asked for."""
+    def _start_in_tries(self, ranks: int, check: Check) -> None:
+        """Starts a session. If that fails, tries again with back-off, but not after it has taken too long."""
         while True:
             began = time.monotonic()
             try:
-                return self._start(ranks, check, stops)
+                return self._start(ranks, check)
             except WorkerGroupError as error:
-                if self.stops != stops:
-                    raise
+                check()  # it may have failed because it was stopped
                 self.last_death = error.explanation
                 self.restarts.note_failed_start()
                 down = self.down
@@ -309,23 +303,19 @@ class Supervisor:
                     raise NoWorkerGroup(*(down or error.explanation.advised(FIX_AND_RESTART))) from error
                 logging.warning("[ParallelDiT] The worker group did not start, and is started again. %s", error)
 
-    def _start(self, ranks: int, check: Check, stops: int) -> None:
-        def check_both() -> None:
-            check()
-            self._check_stops(stops, STOPPED_AT_START)
-
+    def _start(self, ranks: int, check: Check) -> None:
         self.began = time.monotonic()
         try:
             if self.phase != "restarting":
                 self._enter("starting")
             resume = time.monotonic() + self.restarts.pause(self.phase == "restarting")
             while time.monotonic() < resume:
-                check_both()
+                check()
                 time.sleep(POLL_SECONDS)
             device, settings, _ = self.setup
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, device)
             self.ranks = ranks
-            session = Session(ranks, device, settings, self.folder, check_both, self.source)
+            session = Session(ranks, device, settings, self.folder, check, self.source)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
@@ -334,9 +324,11 @@ class Supervisor:
         self.session = session
         self.restarts.note_start()
         self._enter("ready")
-        if self.stops != stops:  # stopped at the last moment
+        try:
+            check()
+        except BaseException:  # it was stopped at the last moment
             self._end_session()
-            check_both()
+            raise
         threading.Thread(target=self._follow, args=(session,), name="paralleldit-watch", daemon=True).start()
 
     def _follow(self, session: Session) -> None:
@@ -346,7 +338,7 @@ class Supervisor:
             session.check_life()
         self.changed.set()
         # A copy, because the request that killed the ranks may clear the model when it fails.
-        check, known = partial(self._check_stops, self.stops), copy.copy(session.known)
+        check, known = self.unless_stopped(), copy.copy(session.known)
         try:
             with self.turn(check):
                 if self.session is session:  # otherwise it was stopped, or a prompt was quicker

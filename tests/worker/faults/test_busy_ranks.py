@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_group import DIT, DirectGroup, go_on, source_of, wait_until
+from tests.support.group.direct_group import DIT, DirectGroup, source_of, wait_until
 from worker.host.client import WorkerGroup
 from worker.host.session import LOADING_TIMES
 from worker.settings import Settings
@@ -58,7 +58,7 @@ def direct(own_ranks: None, orders: Path, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
         patch.setenv(VARIABLE, str(orders))
-        group.start(2, go_on)
+        group.start(2)
     yield DirectGroup(group, DIT, source, ParallelPlan(ulysses=2))
     group.stop()
 

@@ -85,7 +85,7 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     group: WorkerGroup, source: HostSource
 ) -> None:
     """Under the plan of before, of which the rank that dies was not."""
-    group.start(2, go_on)
+    group.start(2)
     load = loading(group, source, ONE_OF_TWO)
     before = load()
     pids = group.status()["pids"]
@@ -119,7 +119,7 @@ def test_a_stopped_rank_is_taken_for_dead_and_a_group_that_keeps_dying_is_left_d
     assert wait_until(lambda: group.status()["state"] == "failed", DEADLINE)
     with pytest.raises(WorkerGroupError, match=r"died 2 times in ten minutes(.|\n)*for 3 s"):
         load()
-    group.restart(2, go_on)
+    group.restart(2)
     assert group.status()["state"] == "ready"
     assert torch.equal(load(), before)
 
@@ -159,7 +159,7 @@ def test_a_stop_does_not_wait_until_somebody_reaps_the_ranks(
 ) -> None:
     """In a container, whoever is process 1 may take its time, or never do it. Here, that is this process."""
     monkeypatch.setattr(process, "GONE_SECONDS", DEADLINE)
-    group.start(2, go_on)
+    group.start(2)
     pids = group.status()["pids"]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     assert not prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -98,7 +98,7 @@ def test_no_start_is_tried_between_one_ahead_that_failed_and_a_restart(
         assert wait_until(lambda: group.status()["state"] == "failed", SECONDS)
         python.write_text("#!/bin/sh\nexit 8\n")
         with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*exit code 8"):
-            group.start(1, go_on)
+            group.start(1)
     finally:
         python.write_text(GOOD)
     with pytest.raises(NoWorkerGroup, match="failed to start 3 times(.|\n)*restart the group"):

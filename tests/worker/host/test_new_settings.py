@@ -44,7 +44,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerGroup:
     """Of one rank, with OLD settings; others come."""
     monkeypatch.setattr(supervision, "Session", pretend_session)
     group = WorkerGroup("cuda", tmp_path, OLD)
-    group.start(1, go_on)
+    group.start(1)
     assert made(group) == (1, "cuda", OLD) and not group.status()["outdated"]
     group.configure(Setup("cuda", NEW))
     return group
@@ -58,8 +58,8 @@ def made(group: WorkerGroup) -> tuple[int, str, Settings]:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda group: group.restart(2, go_on),
-        lambda group: (group.stop(), group.start(2, go_on)),
+        lambda group: group.restart(2),
+        lambda group: (group.stop(), group.start(2)),
         lambda group: group.ensure(2, go_on),
     ],
     ids=["restart", "stop and start", "more ranks"],
