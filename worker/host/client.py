@@ -59,9 +59,8 @@ class WorkerGroup(Supervisor):
         with self.turn(check):
             go_on = self.unless_stopped(check)
             self.runs.check_ended()  # after the line above: a stop marks the run, then counts
-            self.ensure(ranks, go_on, source=source)
+            self.ensure(ranks, go_on, source=source)  # then it is known whether the ranks still have the model
             self.runs.check_ended()  # a death since the last step is known now
-            self._await_cancelled(check)  # then it is known whether the ranks still have the model
             known = self._known
             known.note_import(source)
             known.remarks, known.name, known.is_parked = remarks, name, False
@@ -81,7 +80,6 @@ class WorkerGroup(Supervisor):
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
-            self._await_cancelled(check)  # then it is known which ones they have
             if self._known.patched != key:
                 fields, tensors = build()
                 self._request(ops.PATCH.header(key=key, **fields), tensors, check)
@@ -268,14 +266,6 @@ class WorkerGroup(Supervisor):
             return False
         session.await_cancelled(lambda: None, CANCEL_SECONDS)
         return not session.operation  # set if a request still runs, or its callback calls this
-
-    def _await_cancelled(self, check: Check) -> None:
-        """Waits for the end of a cancelled request. Raises WorkerGroupError."""
-        if session := self.session:
-            try:
-                session.await_cancelled(check)
-            except WorkerGroupError as error:
-                raise WorkerGroupError(*error.explanation.advised(self.advise(session))) from error
 
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None
