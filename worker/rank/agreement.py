@@ -46,20 +46,12 @@ class JobEnded(Exception):
 
 class AgreementGroups:
     """The process groups by which ranks agree, separate from those of jobs: one of all ranks, and one of each plan's
-    ranks. A plan uses the first ranks. The other ranks skip the plan's jobs."""
+    ranks. A plan uses the first ranks. The other ranks skip the plan's jobs. groups: by rank count. plan_ranks: the
+    rank count of the last loaded plan."""
 
     def __init__(self, everyone: dist.ProcessGroup) -> None:
-        self.world = dist.get_world_size()
-        self.plan_ranks = self.world  # rank count of the last loaded plan
-        self.groups = {self.world: everyone}
-
-    def __getitem__(self, ranks: int) -> dist.ProcessGroup:
-        """Returns the group of the first `ranks` ranks. This rank is one of them."""
-        return self.groups[ranks]
-
-    @property
-    def everyone(self) -> dist.ProcessGroup:
-        return self.groups[self.world]
+        self.plan_ranks = dist.get_world_size()
+        self.groups = {self.plan_ranks: everyone}
 
     def set_plan_ranks(self, ranks: int) -> None:
         """Sets the rank count of the plan that is loaded from here on. All ranks call this together."""
@@ -67,18 +59,16 @@ class AgreementGroups:
             self.groups[ranks] = new_group(torch.device(CPU), list(range(ranks)), FOREVER)
         self.plan_ranks = ranks
 
-
-def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
-    """Returns the worst of the ranks' outcomes; if several ranks have it, the first one's. group: of the first `world`
-    ranks. All of them call this."""
-    rank = dist.get_rank()
-    if world == 1:
-        return own
-    worst = torch.tensor([(KINDS.index(own.kind) + 1) * world - rank])
-    dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
-    kind, back = divmod(int(worst) - 1, world)
-    if KINDS[kind] == DONE:
-        return own
-    # A file's name may not be valid text.
-    words = [field.encode(errors="backslashreplace").decode() for field in own.said]
-    return Outcome(KINDS[kind], Explanation(*gather_json(words, group)[world - 1 - back]))
+    def agree(self, own: Outcome, ranks: int) -> Outcome:
+        """Returns the worst outcome of the first `ranks` ranks; if several have it, the first one's. All of them call
+        this."""
+        if ranks == 1:
+            return own
+        group, worst = self.groups[ranks], torch.tensor([(KINDS.index(own.kind) + 1) * ranks - dist.get_rank()])
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
+        kind, back = divmod(int(worst) - 1, ranks)
+        if KINDS[kind] == DONE:
+            return own
+        # A file's name may not be valid text.
+        words = [field.encode(errors="backslashreplace").decode() for field in own.said]
+        return Outcome(KINDS[kind], Explanation(*gather_json(words, group)[ranks - 1 - back]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel_backend.device import name_of
 from parallel_backend.groups.collectives import gather_json
@@ -16,7 +17,7 @@ from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.job_channel import RankChannel
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, AgreementGroups, Outcome, agree
+from .agreement import DONE, AgreementGroups, Outcome
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -47,7 +48,7 @@ class Executor:
         self.counts = dict.fromkeys(self.handlers, 0)
         device, outside = self.state.device, self.state.outside
         own = {"pid": os.getpid(), "index": device.index, "name": name_of(device), "outside": outside}
-        self.places: list[dict[str, Any]] = gather_json(own, self.control.everyone)
+        self.places: list[dict[str, Any]] = gather_json(own, self.control.groups[dist.get_world_size()])
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
@@ -57,8 +58,8 @@ class Executor:
         name = job.operation.name
         with self.groups.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
-            if job.ranks < self.control.world:  # those outside of the plan learn it, too
-                outcome = agree(outcome, self.control.everyone, self.control.world)
+            if job.ranks < dist.get_world_size():  # those outside of the plan learn it, too
+                outcome = self.control.agree(outcome, dist.get_world_size())
         is_done = outcome.kind == DONE
         if is_done:
             self.groups.check()
@@ -75,7 +76,7 @@ class Executor:
         check_request(job.header, tensors)
         if job.operation.is_of_plan and not job.leave_to_plan():
             return None
-        use_threads(job.ranks, job.control.world)
+        use_threads(job.ranks, dist.get_world_size())
         return self.handlers[job.operation.name](job, tensors)
 
     def undo(self, job: Job, outcome: Outcome) -> None:

@@ -26,7 +26,7 @@ from ..launch.torchrun import machine_prefix
 from ..wire.operations import LOAD, Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
 from ..wire.tensors import Tensors
-from .agreement import BROKEN, CANCELLED, DONE, REFUSED, AgreementGroups, JobEnded, Outcome, agree
+from .agreement import BROKEN, CANCELLED, DONE, REFUSED, AgreementGroups, JobEnded, Outcome
 from .channels.heartbeat import CUT_DELAY_SECONDS, Heartbeat
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
@@ -74,13 +74,13 @@ class Job(AllRanks):
         self.operation = operation_of(self.header)
         latents = tensors.get(self.operation.latents)
         self.latents = None if latents is None else latents.shape  # the job frees them early
-        self.ranks = self.control.world  # the number of ranks that run it; these are the first ones
+        self.ranks = dist.get_world_size()  # the number of ranks that run it; these are the first ones
         self.id = self.header["id"] if type(self.header.get("id")) is int else 0
 
     @property
     def control_group(self) -> dist.ProcessGroup:
         """The control group of the ranks that run the job. This rank is one of them."""
-        return self.control[self.ranks]
+        return self.control.groups[self.ranks]
 
     def replicas(self, plan: ParallelPlan) -> Axis:
         return self.groups.replicas(plan)
@@ -115,7 +115,7 @@ class Job(AllRanks):
             own = self._judge(error)
         if dist.get_rank() >= self.ranks:  # it does not run the job
             return result, own
-        return result, agree(own, self.control_group, self.ranks)
+        return result, self.control.agree(own, self.ranks)
 
     def all_or_none(self, action: Callable[[], Result]) -> Result:
         """Runs an action that may fail on one rank alone, before collectives follow. Raises JobEnded on all ranks if it
