@@ -106,7 +106,7 @@ def test_a_heartbeat_outlives_a_broken_connection(ranks: Ranks) -> None:
     assert wait_until(lambda: ranks.board.heard[1][0] > before + 2 * INTERVAL, PATIENCE)
     assert first.status()["memory"] == [{"resident": 1}, {"resident": 2}]
     cut(ranks.link)
-    second.break_off(7)
+    second.beat(broken=7)
     assert first.is_broken(7) and second.is_broken(7)
     assert not second.is_broken(8)
     assert wait_until(lambda: broken == [7], PATIENCE)

@@ -150,7 +150,7 @@ class Job(AllRanks):
         if lack is None:
             return self._judge_failure(error)
         full = DeviceMemory.now(self.state.device)
-        self.heartbeat.break_off(self.id)
+        self.heartbeat.beat(broken=self.id)
         self._cut()
         logging.error("out of memory", exc_info=error)
         for reason in reasons(error):
@@ -166,7 +166,7 @@ class Job(AllRanks):
             said = error.explanation.because(machine_prefix())
             if self.ranks == 1:
                 return Outcome(REFUSED, said)
-            self.heartbeat.break_off(self.id)  # others may wait for this rank in a collective
+            self.heartbeat.beat(broken=self.id)  # others may wait for this rank in a collective
             self._cut()
             return Outcome(FAILED, said)
         self._cut()  # another rank broke the job off, so its data is missing; others may wait for this rank

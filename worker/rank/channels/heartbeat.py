@@ -98,7 +98,7 @@ class Heartbeat(threading.Thread):
             self.due.clear()
 
     def beat(self, broken: int = 0) -> None:
-        """Sends rank 0 a sign of life. broken: a job that this rank breaks off. Raises BROKEN_LINK."""
+        """Sends rank 0 a sign of life. broken: a job that this rank is about to cut. Raises BROKEN_LINK."""
         beat = {"rank": self.rank, "moves": self.count_moves(), "memory": self.measure(), "broken": broken}
         answer = self.ask(beat)
         self.cancelled = answer["cancelled"]
@@ -109,10 +109,6 @@ class Heartbeat(threading.Thread):
         """Cancels a job on all ranks within two beats. Returns at once. Called on rank 0, from any thread."""
         self.cancelled = self.board.cancelled = job
         self.due.set()
-
-    def break_off(self, job: int) -> None:
-        """Tells every rank that a job is broken off. Called before its communication is cut. Raises BROKEN_LINK."""
-        self.beat(job)
 
     def is_broken(self, job: int) -> bool:
         """Whether any rank has broken the job off. Raises BROKEN_LINK."""
