@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 from .engine import errors
 
 Explained = errors.Explained
@@ -11,8 +9,6 @@ Explanation = errors.Explanation
 ModelFileError = errors.ModelFileError
 NoRoomError = errors.NoRoomError
 format_bytes = errors.format_bytes
-
-MAX_TRACEBACK = 8000  # characters, the last of them
 
 
 class WorkerGroupError(Explained, RuntimeError):
@@ -38,11 +34,3 @@ class NoRoom(RequestRefused):
 
 class ConnectionClosed(ConnectionError):
     """The other side has closed the connection, is silent, or sends something unknown."""
-
-
-def unforeseen(error: Exception, rank: int) -> Explanation:
-    """Explains an error that the code did not expect."""
-    trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:].rstrip()
-    return Explanation(
-        f"{type(error).__name__}: {error}", "If it happens again, report it with the details.", f"Rank {rank}:\n{trace}"
-    )

@@ -21,7 +21,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.placement import AllRanks
 
 from ..comfyui.source import HostSource
-from ..errors import Explained, Explanation, unforeseen
+from ..errors import Explained, Explanation
 from ..launch.torchrun import machine_prefix
 from ..wire.operations import LOAD, Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, NO_ROOM, Header
@@ -37,6 +37,7 @@ from .state import FIGURES_SECONDS, RankState
 Result = TypeVar("Result")
 
 
+MAX_TRACEBACK = 8000  # characters, the last of them
 CHECK_INPUTS = "Check that the latent, the conditioning and what else reaches the model are made for it."
 
 
@@ -51,8 +52,7 @@ class ModelFailed(Explained, RuntimeError):
         if isinstance(error, RequestError):
             super().__init__(*error.explanation)
             return
-        _, _, details = unforeseen(error, dist.get_rank())
-        super().__init__(f"The model failed: {type(error).__name__}: {error}", CHECK_INPUTS, details)
+        super().__init__(f"The model failed: {type(error).__name__}: {error}", CHECK_INPUTS, tell_traceback(error))
 
 
 @dataclass(eq=False)
@@ -135,7 +135,8 @@ class Job(AllRanks):
             if is_out_of_memory(error):
                 raise
             logging.exception("%s failed", self.operation.name)
-            raise RequestError(*unforeseen(error, dist.get_rank())) from error
+            advice = "If it happens again, report it with the details."
+            raise RequestError(f"{type(error).__name__}: {error}", advice, tell_traceback(error)) from error
 
     def _judge(self, error: Exception) -> Outcome:
         """Returns how the job ended on this rank. Raises the error again if the group cannot survive it."""
@@ -189,6 +190,11 @@ class Job(AllRanks):
         """Cuts the job's communication, after a wait in which transfers that were under way arrive."""
         time.sleep(CUT_DELAY_SECONDS)
         self.groups.cut(self.id)
+
+
+def tell_traceback(error: Exception) -> str:
+    """Returns the details of an error that the code did not expect."""
+    return f"Rank {dist.get_rank()}:\n{''.join(traceback.format_exception(error))[-MAX_TRACEBACK:].rstrip()}"
 
 
 def describe_model(
