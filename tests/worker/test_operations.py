@@ -61,7 +61,7 @@ def test_a_model_that_the_ranks_dropped_is_loaded_again(outcome: dict[str, Any],
 
 
 def test_a_request_in_a_callback_of_another_is_refused_and_its_conditions_are_not_taken_for_sent() -> None:
-    session: Any = SimpleNamespace(given_up=False, operation="call", known=KnownState())
+    session: Any = SimpleNamespace(await_cancelled=lambda _check: None, operation="call", known=KnownState())
     text = {"text": torch.ones(2)}
     session.known.conditions.diff(text)
     with pytest.raises(RequestRefused, match="at work"):

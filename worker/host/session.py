@@ -168,8 +168,7 @@ class Session:
         Raises WorkerGroupError if the group dies, and RequestRefused in a callback of another request. An exception in
         `check` or `on_step` cancels the request.
         """
-        if self.given_up:
-            self.await_cancelled(check)
+        self.await_cancelled(check)
         if self.operation:
             self.known.conditions = SentConditions()  # those that were to be sent are not
             raise RequestRefused("The ranks are at work on the sampling in which they are asked for this.")
@@ -184,11 +183,14 @@ class Session:
             raise
         try:
             device = next((tensor.device for tensor in tensors.values()), None)
-            reply, results = self._next_reply(check, device)
-            while "event" in reply:
+            while True:
+                check()  # at least once, even if the answer is already there
+                self._await_message(check)
+                reply, results = self.job_channel.receive(device)
+                if "event" not in reply:
+                    break
                 if on_step:
                     on_step(reply, results.get("denoised"))
-                reply, results = self._next_reply(check, device)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
         except BaseException:  # ComfyUI's interrupt is not an Exception
@@ -206,16 +208,12 @@ class Session:
 
         The ranks may wait until its reply is read, and read no other request before that. Raises what `request` raises.
         """
-        if not self.given_up:
-            return
         deadline = time.monotonic() + patience
         try:
-            while self._await_message(check, deadline):
+            while self.given_up and self._await_message(check, deadline):
                 reply, _ = self.job_channel.receive()
                 if "event" not in reply:
-                    self.given_up = False
                     self._end_request(reply)
-                    return
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
 
@@ -226,7 +224,7 @@ class Session:
 
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""
-        self.operation = None
+        self.operation, self.given_up = None, False
         if reply.get("kind") in (FAILED, MEMORY):
             self.known = self.known.emptied()
         elif "error" in reply or not reply["has_model"]:
@@ -240,12 +238,6 @@ class Session:
         why = self.end(error.explanation.because("Its answer could not be read: ") if unread else None)
         doing = operation_of({"op": self.operation}).doing
         return WorkerGroupError(*why.because(f"The worker group ended while it was {doing}.\n"))
-
-    def _next_reply(self, check: Check, device: torch.device | None) -> tuple[Header, Tensors]:
-        """Returns the next event or reply of the last request."""
-        check()  # at least once, even if the answer is already there
-        self._await_message(check)
-        return self.job_channel.receive(device)
 
     def _await_message(self, check: Check, deadline: float = math.inf) -> bool:
         """Waits for a message of the ranks, or for the end of their channel, until `deadline`. Returns whether it
