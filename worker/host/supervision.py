@@ -213,14 +213,11 @@ class Supervisor:
         given_up: the last request was cancelled; if the ranks are busy, they still work on it.
         outdated: the settings have changed since the session started.
         """
-        last_death = str(self.last_death) if self.last_death else None
+        session, last_death = self.session, str(self.last_death) if self.last_death else None
+        known = session.known if session else KnownState()
         own: dict[str, Any] = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
-        session = self.session
-        own |= {"note": "", "remarks": [], "name": "", "given_up": False, "outdated": self.coming is not None}
-        if session:
-            remarks, name = session.known.remarks, session.known.name
-            words = " ".join(each["text"] for each in remarks)
-            own |= {"note": words, "remarks": [*remarks], "name": name, "given_up": session.given_up}
+        own |= {"note": " ".join(each["text"] for each in known.remarks), "remarks": [*known.remarks]}
+        own |= {"name": known.name, "given_up": bool(session and session.given_up), "outdated": bool(self.coming)}
         if (began := self.began) is not None:
             own["starting"] = time.monotonic() - began
         if session is None:
@@ -231,9 +228,7 @@ class Supervisor:
             is_parked = session.known.is_parked and session.last_status["state"] == "ready"
             parked = {"state": "parked"} if is_parked else {}
             return {**own, **session.last_status, **parked, **lost}
-        except ConnectionError:  # it has died
-            return {**own, "state": "busy", **lost}
-        except TimeoutError:
+        except (ConnectionError, TimeoutError):
             last = {} if lost else session.last_status
             return {**last, **own, "state": "busy", **lost}
 
