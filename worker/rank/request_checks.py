@@ -29,12 +29,9 @@ LEAST_DIMENSIONS = 3  # of latents: a batch, channels and tokens
 
 def check_request(header: Header, tensors: Tensors) -> None:
     """Raises RequestError for an unknown operation, and for a missing field or one of the wrong type."""
-    name = header.get("op")
-    if not isinstance(name, str):
-        raise RequestError(f"A request names its operation. This one names {name!r}.", "Restart ComfyUI.")
-    if name not in OPERATIONS:
+    operation, name = operation_of(header), header.get("op")
+    if operation.name not in OPERATIONS:
         raise RequestError(f"The worker group knows no operation {name!r}.", "Restart ComfyUI.")
-    operation = operation_of(header)
     check_fields(header, operation.fields, repr(name))
     missing = [tensor for tensor in operation.tensors if tensor not in tensors]
     if missing:
