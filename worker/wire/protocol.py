@@ -139,7 +139,7 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
 def receive_frame(
     connection: socket.socket,
     allocate: Callable[[int], WritableBuffer] = bytearray,
-    in_memory: Callable[[int], memoryview] | None = None,
+    in_memory: Callable[[int], WritableBuffer] | None = None,
 ) -> WritableBuffer:
     """Reads one frame, blocking, into memory from `allocate`. in_memory: returns so many bytes of the memory in which a
     large frame is.

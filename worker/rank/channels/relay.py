@@ -40,7 +40,6 @@ class FrameRelay:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.group = new_group(torch.device(CPU), timeout=FOREVER)
-        self.token = os.environ[TOKEN]
         self.memory = FrameMemory.open(writes=dist.get_rank() == 0)
         self.is_mapped = all(count for (count,) in gather_numbers((int(self.memory is not None),), self.group))
         if not self.is_mapped and dist.get_rank():
@@ -54,7 +53,7 @@ class FrameRelay:
         self.count += 1
         frame: WritableBuffer = bytearray()
         if channel:
-            frame = receive_frame(channel, allocate=self._allocate, in_memory=self._slot if self.memory else None)
+            frame = receive_frame(channel, allocate=self._allocate, in_memory=self._allocate if self.memory else None)
         if dist.get_world_size() == 1:
             return frame
         # This also tells rank 0 that every rank is done with the last frame, so its memory may be overwritten.
@@ -69,7 +68,7 @@ class FrameRelay:
     def _broadcast(self, frame: WritableBuffer) -> None:
         """Sends rank 0's frame to the others, with its MAC. Raises ProtocolError if they do not belong together."""
         dist.broadcast(torch.frombuffer(frame, dtype=torch.uint8), 0, group=self.group)
-        code = hmac.new(self.token.encode(), self.count.to_bytes(8, "big"), hashlib.sha256)
+        code = hmac.new(os.environ[TOKEN].encode(), self.count.to_bytes(8, "big"), hashlib.sha256)
         code.update(frame)
         sent = torch.frombuffer(bytearray(code.digest()), dtype=torch.uint8)
         dist.broadcast(sent, 0, group=self.group)
@@ -77,8 +76,6 @@ class FrameRelay:
             raise ProtocolError("A frame does not come from rank 0 of this group: its MAC is wrong.")
 
     def _allocate(self, length: int) -> WritableBuffer:
-        return self._slot(length) if self.memory else bytearray(length)
-
-    def _slot(self, length: int) -> memoryview:
-        slots = self.memory.requests if self.memory else []
-        return slots[self.count % SLOTS].view(length, self.device)
+        if self.memory is None:
+            return bytearray(length)
+        return self.memory.requests[self.count % SLOTS].view(length, self.device)
