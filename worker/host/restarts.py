@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 WINDOW_SECONDS = 600.0
@@ -12,12 +11,12 @@ STARTS = 3  # failed starts in a row; after so many, no further one is tried in 
 
 
 class Restarts:
-    """Counts deaths in a window of time. most: after so many, the group is not restarted."""
+    """Counts deaths in a window of time. Any thread may ask. most: after so many, the group is not restarted."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = most
         self.clock = clock
-        self.deaths: deque[float] = deque()
+        self.deaths: list[float] = []
         self.failed_starts: list[float] = []  # in a row
 
     def note_death(self) -> None:
@@ -25,25 +24,28 @@ class Restarts:
 
     def count(self) -> int:
         """Returns the number of deaths in the window that ends now."""
-        while self.deaths and self.deaths[0] <= self.clock() - WINDOW_SECONDS:
-            self.deaths.popleft()
-        return len(self.deaths)
+        return len(self.list_recent())
+
+    def list_recent(self) -> list[float]:
+        """Returns when the deaths in the window were."""
+        since = self.clock() - WINDOW_SECONDS
+        return [at for at in self.deaths if at > since]
 
     def note_failed_start(self) -> None:
         self.failed_starts.append(self.clock())
 
     def note_start(self) -> None:
-        self.failed_starts.clear()
+        self.failed_starts = []
 
     def seconds_left(self) -> float:
         """Returns the seconds until a start is allowed; 0 if it is now."""
-        over, left = self.count() - self.most, 0.0
-        if over > 0:
-            left = self.deaths[over - 1] + WINDOW_SECONDS - self.clock()
-        if len(self.failed_starts) >= STARTS:
-            left = max(left, self.failed_starts[-1] + WINDOW_SECONDS - self.clock())
+        deaths, failed, left = self.list_recent(), self.failed_starts, 0.0
+        if len(deaths) > self.most:
+            left = deaths[-self.most - 1] + WINDOW_SECONDS - self.clock()
+        if len(failed) >= STARTS:
+            left = max(left, failed[-1] + WINDOW_SECONDS - self.clock())
             if left <= 0:
-                self.failed_starts.clear()
+                self.note_start()
         return max(0.0, left)
 
     @property
@@ -61,5 +63,4 @@ class Restarts:
 
     def forgive(self) -> None:
         """Forgets deaths and failed starts, because the operator has asked for a restart."""
-        self.deaths.clear()
-        self.failed_starts.clear()
+        self.deaths, self.failed_starts = [], []

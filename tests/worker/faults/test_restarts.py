@@ -50,6 +50,25 @@ def test_restarts_are_bounded_in_a_window_and_their_pauses_grow() -> None:
     assert restarts.seconds_left() == 0
 
 
+def test_pages_may_ask_for_the_deaths_at_the_moment_at_which_one_is_forgotten() -> None:
+    """Another thread asks between this one's look at the clock and its answer."""
+    now, others = [0.0], []
+
+    def clock() -> float:
+        while others:
+            others.pop()()
+        return now[0]
+
+    restarts = Restarts(1, clock)
+    restarts.note_death()
+    now[0] = WINDOW_SECONDS - 1
+    restarts.note_death()
+    now[0] = WINDOW_SECONDS
+    others.append(restarts.count)
+    assert restarts.count() == 1
+    assert restarts.count() == 1, "the second death is a second old"
+
+
 @pytest.fixture(scope="module")
 def group(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
     """One for all: a start takes longer than most tests. It forgives one death, and `load` forgets those before."""
