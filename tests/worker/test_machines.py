@@ -267,6 +267,17 @@ def test_a_hello_that_never_ends_is_given_up(meeting: Rendezvous, monkeypatch: p
         dripping.join()
 
 
+def test_a_machine_that_says_something_else_after_the_start_is_lost(meeting: Rendezvous) -> None:
+    """Nobody would watch it any more."""
+    told: list[str] = []
+    with say_from("127.0.0.2", hello(VERSION, "second")) as known:
+        meeting.gather({"ranks": 1}, SILENCE, seconds=10)
+        meeting.watch(lambda reason, _of_another: told.append(reason.cause))
+        known.sendall(b'{"hello": 1}\n')
+        assert wait_until(lambda: bool(told), DEADLINE)
+    assert told == ["On the machine 127.0.0.2 (second): It said {'hello': 1}."]
+
+
 START = {
     "ranks": 2,
     "machine": 1,

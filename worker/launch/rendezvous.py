@@ -142,10 +142,10 @@ class Rendezvous:
         except ConnectionClosed as error:
             lost(Explanation(f"The machine {name} {error}."), False)
             return
-        if "failed" in message:
-            failed = message["failed"] if isinstance(message["failed"], dict) else {"cause": message["failed"]}
-            said = Explanation(*(str(failed.get(field, "")) for field in Explanation._fields))
-            lost(said.because(f"On the machine {name}: "), bool(message.get("of_another")))
+        failed = message.get("failed")
+        fields = failed if isinstance(failed, dict) else {"cause": f"It said {message!r:.100}."}
+        said = Explanation(*(str(fields.get(field, "")) for field in Explanation._fields))
+        lost(said.because(f"On the machine {name}: "), bool(message.get("of_another")))
 
 
 def address_of(name: str) -> str:
