@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import Explanation, NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
-from ..settings import Settings
+from ..errors import NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
@@ -19,7 +17,7 @@ from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, Arguments, pack
 from .known_state import KnownState, SentConditions
 from .session import Check, OnStep
-from .supervision import Setup, Supervisor
+from .supervision import Supervisor
 
 CANCEL_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
 
@@ -29,12 +27,7 @@ OnReply = Callable[[Header, Tensors], None]
 class WorkerGroup(Supervisor):
     """One persistent torchrun group. Its first request starts it; it is restarted when it dies. Requests take turns."""
 
-    def __init__(
-        self, device: str, folder: Path, settings: Settings | None = None, impossible: Explanation | None = None
-    ) -> None:
-        """See Supervisor and Setup."""
-        super().__init__(Setup(device, settings or Settings(), impossible), folder)
-        self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
+    resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
 
     @property
     def is_on_comfyuis_card(self) -> bool:

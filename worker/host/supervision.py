@@ -42,15 +42,17 @@ class Supervisor:
     session runs, `status` of its ranks says more. ranks: of the session, or of the last one; 0 before the first.
     """
 
-    def __init__(self, setup: Setup, folder: Path) -> None:
-        """folder: for the ranks' logs."""
-        self.setup = setup
+    def __init__(
+        self, device: str, folder: Path, settings: Settings | None = None, impossible: Explanation | None = None
+    ) -> None:
+        """folder: for the ranks' logs. The others: see Setup."""
+        self.device, self.settings, self.impossible = device, settings or Settings(), impossible
         self.coming: Setup | None = None  # once the session has ended, unless it dies
         self.folder = folder
         self.changed = threading.Event()
         self.runs = Runs(self.changed)
         self.lock = threading.RLock()
-        self.restarts = Restarts(setup.settings.restarts)
+        self.restarts = Restarts(self.settings.restarts)
         self.session: Session | None = None
         self.phase = "stopped"
         self.ranks = 0
@@ -62,17 +64,9 @@ class Supervisor:
     def revive(self, known: KnownState, check: Check) -> None:
         """Called within the turn after a new session has replaced a dead one, with what the dead one's ranks held."""
 
-    @property
-    def device(self) -> str:
-        return self.setup.device
-
-    @property
-    def settings(self) -> Settings:
-        return self.setup.settings
-
     def configure(self, setup: Setup) -> None:
         """Sets how the next session runs. A session keeps its setup, and hands it on if it dies."""
-        self.coming = setup if setup != self.setup else None
+        self.coming = setup if setup != (self.device, self.settings, self.impossible) else None
         self._enter(self.phase)
 
     @contextlib.contextmanager
@@ -106,10 +100,10 @@ class Supervisor:
         """
         check = self.unless_stopped(check)
         try:
-            ranks_a_machine(ranks, self.setup.settings)
+            ranks_a_machine(ranks, self.settings)
         except SettingsError as error:
             raise RequestRefused(*error.explanation) from error
-        exactly = exactly or len(self.setup.settings.machines) > 1
+        exactly = exactly or len(self.settings.machines) > 1
         session = self.session
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # if it dies meanwhile, that is recorded below
@@ -136,8 +130,8 @@ class Supervisor:
     def down(self) -> Explanation | None:
         """Why no session can start: on this system, for some minutes, or until a restart. None if one runs or can
         start."""
-        if self.setup.impossible:
-            return self.setup.impossible
+        if self.impossible:
+            return self.impossible
         left = 0.0 if self.is_running else self.restarts.seconds_left()
         if not left:
             return None
@@ -262,8 +256,8 @@ class Supervisor:
         """Takes the coming setup, whose number of ranks may be another."""
         coming, self.coming = self.coming, None
         if coming:
-            self.setup, self.ranks = coming, 0
-            self.restarts.most = coming.settings.restarts
+            (self.device, self.settings, self.impossible), self.ranks = coming, 0
+            self.restarts.most = self.settings.restarts
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
@@ -293,7 +287,7 @@ class Supervisor:
                 self.last_death = error.explanation
                 self.restarts.note_failed_start()
                 down = self.down
-                if down or time.monotonic() - began >= self.setup.settings.start_seconds:
+                if down or time.monotonic() - began >= self.settings.start_seconds:
                     self._enter("failed")
                     raise NoWorkerGroup(*(down or error.explanation.advised(FIX_AND_RESTART))) from error
                 logging.warning("[ParallelDiT] The worker group did not start, and is started again. %s", error)
@@ -307,10 +301,9 @@ class Supervisor:
             while time.monotonic() < resume:
                 check()
                 time.sleep(POLL_SECONDS)
-            device, settings, _ = self.setup
-            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, device)
+            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
             self.ranks = ranks
-            session = Session(ranks, device, settings, self.folder, check, self.source)
+            session = Session(ranks, self.device, self.settings, self.folder, check, self.source)
         except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise

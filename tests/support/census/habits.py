@@ -156,12 +156,8 @@ def late_patch(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 def refusing(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """What the ranks cannot run, where the operator wants an error."""
     group = census.group
-    setup = group.setup
-    group.setup = setup._replace(settings=replace(setup.settings, when_not_parallel="refuse"))
-    try:
+    with patch.object(group, "settings", replace(group.settings, when_not_parallel="refuse")):
         return late_patch(census, row, model)
-    finally:
-        group.setup = setup
 
 
 def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:

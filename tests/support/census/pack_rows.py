@@ -69,7 +69,7 @@ def freed_between(census: Any, row: Row, model: Any, device: str, node: str, **g
     (changed,) = census.run(node, model=model, **given)
 
     def free(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        with patch.object(census.group, "setup", census.group.setup._replace(device=device)):
+        with patch.object(census.group, "device", device):
             assert not hasattr(model, "stand_in") or census.group.park()
         return executor(*args, **kwargs)
 

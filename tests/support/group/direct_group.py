@@ -203,4 +203,4 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 def take_for_gpus(patch: pytest.MonkeyPatch, group: WorkerGroup) -> None:
     """Lets the group take its ranks' devices for GPUs, on which parking is worth it."""
-    patch.setattr(group, "setup", group.setup._replace(device="cuda"))
+    patch.setattr(group, "device", "cuda")
