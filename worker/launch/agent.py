@@ -84,8 +84,8 @@ def open_group(options: argparse.Namespace) -> tuple[list[str], socket.socket | 
     others = Rendezvous(Machines.parse(options.machines.split(",")))
     use_interface_of(others.address)
     listener = socket.create_server((others.address, 0))
-    start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": format_endpoint(listener)}
-    start["token"] = os.environ[TOKEN]
+    endpoint = ":".join(map(str, listener.getsockname()))
+    start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": endpoint, "token": os.environ[TOKEN]}
     others.gather(start, options.silence)
 
     def lost(reason: Explanation, of_another: bool) -> None:
@@ -97,7 +97,7 @@ def open_group(options: argparse.Namespace) -> tuple[list[str], socket.socket | 
             os._exit(1)  # the kernel ends the ranks with this process
 
     others.watch(lost)
-    return rendezvous(format_endpoint(listener), 0, len(others.machines)), listener
+    return rendezvous(endpoint, 0, len(others.machines)), listener
 
 
 def use_interface_of(address: str) -> None:
@@ -110,11 +110,6 @@ def use_interface_of(address: str) -> None:
         if address in (each.address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": exactly this name, not a prefix
-
-
-def format_endpoint(listener: socket.socket) -> str:
-    host, port = listener.getsockname()
-    return f"{host}:{port}"
 
 
 def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
