@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -59,20 +58,19 @@ class Slot:
 
 
 class FrameMemory:
-    """ComfyUI's memory, which the ranks of its machine map: slots for requests, and for replies. flow: how many replies
-    ComfyUI has taken out of their slots."""
+    """ComfyUI's memory, which the ranks of its machine map: slots for requests, and for replies. taken: has one number,
+    how many replies ComfyUI has taken out of their slots."""
 
     def __init__(self, parts: Sequence[SharedMemory]) -> None:
         *slots, self.flow = parts
         self.requests, self.replies = list(map(Slot, slots[:SLOTS])), list(map(Slot, slots[SLOTS:]))
+        self.taken = self.flow.view(COUNT_BYTES).cast("Q")
         self.address = ",".join(map(str, (self.flow.address.pid, *(part.address.descriptor for part in parts))))
 
     @classmethod
     def create(cls) -> FrameMemory:
         """Raises OSError if no descriptors are left."""
-        found = cls([SharedMemory.create(name) for name in (*SLOTS * ["requests"], *SLOTS * ["replies"], "flow")])
-        found.note_taken(0)
-        return found
+        return cls([SharedMemory.create(name) for name in (*SLOTS * ["requests"], *SLOTS * ["replies"], "flow")])
 
     @classmethod
     def open(cls, writes: bool) -> FrameMemory | None:
@@ -82,14 +80,6 @@ class FrameMemory:
             return cls([SharedMemory.open(Address(pid, each), writes) for each in descriptors])
         except (KeyError, OSError):
             return None
-
-    @property
-    def taken(self) -> int:
-        """How many replies ComfyUI has taken out of their slots."""
-        return int.from_bytes(self.flow.view(COUNT_BYTES), sys.byteorder)
-
-    def note_taken(self, count: int) -> None:
-        self.flow.view(COUNT_BYTES)[:] = count.to_bytes(COUNT_BYTES, sys.byteorder)
 
 
 def ask_for_channel(path: Path, token: str) -> socket.socket:
@@ -124,7 +114,7 @@ class HostChannel:
             self.copied.synchronize()
         slot = None
         if self.memory:
-            self.memory.note_taken(self.taken)  # the slot may be overwritten
+            self.memory.taken[0] = self.taken  # the slot may be overwritten
             slot = partial(self.memory.replies[self.taken % SLOTS].view, device=device)
         frame = receive_frame(self.connection, in_memory=slot)
         if not isinstance(frame, memoryview):  # it came through the socket
@@ -162,7 +152,7 @@ class RankChannel:
         if self.memory is None or not is_large(frame):
             send_pieces(self.connection, frame)
             return
-        while self.sent - self.memory.taken >= SLOTS:
+        while self.sent - self.memory.taken[0] >= SLOTS:
             time.sleep(WAIT_SECONDS)
         send_pieces(self.connection, frame, self.memory.replies[self.sent % SLOTS].view)
         self.sent += 1
