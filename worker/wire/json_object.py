@@ -1,4 +1,4 @@
-"""Writes and reads JSON objects: UTF-8, with no name twice."""
+"""Writes and reads JSON objects, in UTF-8."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
     Infinity and NaN are allowed in Python's form: schedulers' configs contain Infinity, and a user may type NaN.
     """
     try:
-        value = json.loads(str(text, "utf-8"), object_pairs_hook=_without_repeats)
+        value = json.loads(str(text, "utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) != len(pairs):
-        raise ValueError("it has a name twice")
-    return names
