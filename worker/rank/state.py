@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -62,7 +60,6 @@ class RankState:
         self.loaded: dict[str, Any] = {}  # the model, for the status
         self.conditions: Tensors = {}
         self.vae: RankVae | None = None
-        self.modules = 0  # how many Python had imported when they were frozen
         self.read_sensors = find_sensors(device)
         self.publish()
 
@@ -167,19 +164,9 @@ class RankState:
         self.forget_model()
         self.conditions.clear()
         release_memory(self.device)
-        self.freeze_imports()
 
     def forget_model(self) -> None:
         self.model, self.loaded = None, {}
-
-    def freeze_imports(self) -> None:
-        """Lets no later collection scan the modules that a model's code has imported. Each takes a tenth of a second.
-
-        A frozen object is never collected. So this needs a rank that holds no model and no VAE, and new modules.
-        """
-        if self.vae is None and not self.aside and len(sys.modules) > self.modules:
-            gc.freeze()
-            self.modules = len(sys.modules)
 
     def drop_all(self) -> None:
         """Releases model, VAE and conditions, and frees their memory."""
