@@ -3,15 +3,18 @@ would run what is read."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +220,24 @@ def test_the_channel_is_taken_once(door: Door) -> None:
         HostChannel(late, None).receive()
     RankChannel(door.job.result(SOON), None).send({"hello": "first"})
     assert HostChannel(first, None).receive() == ({"hello": "first"}, {})
+
+
+def test_a_rank_that_falls_silent_in_the_handshake_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who starts the ranks waits for it, and can be interrupted only in between."""
+    monkeypatch.setattr(handshake, "PATIENCE_SECONDS", 1)
+    with handshake.listen_at(tmp_path / CONTROL) as listener:
+
+        def begin() -> None:
+            with Connection(listener.accept()[0].detach()) as link, contextlib.suppress(OSError, EOFError):
+                link.send_bytes(b"#CHALLENGE#" + bytes(20))
+                while True:
+                    link.recv_bytes()
+
+        threading.Thread(target=begin, daemon=True).start()
+        with pytest.raises(BlockingIOError):
+            connect_to(tmp_path / CONTROL, TOKEN_OF_TEST)
 
 
 def test_other_versions_are_told_so_on_both_sides(tmp_path: Path) -> None:

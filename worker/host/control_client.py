@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConnectionClosed
-from ..wire.handshake import BROKEN_LINK, connect_to
+from ..wire.handshake import BROKEN_LINK, bound_reads, connect_to
 from ..wire.json_object import to_bytes
 from ..wire.private_folder import CONTROL
 from ..wire.protocol import Header
@@ -30,8 +27,7 @@ class ControlClient:
             self.link = connect_to(folder / CONTROL, token)
         except BROKEN_LINK as error:
             raise ConnectionClosed(f"Rank 0 cannot be reached: {error}.") from error
-        with socket.socket(fileno=os.dup(self.link.fileno())) as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PART_SECONDS, 0))
+        bound_reads(self.link, PART_SECONDS)
         self.asking = threading.Lock()
         self.sending = threading.Lock()
         self.unanswered: deque[object] = deque()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -45,11 +46,17 @@ def connect_to(address: Any, token: str = "") -> Connection:
             link = Connection(connection.detach())
     else:
         link = Connection(socket.create_connection(address).detach())
-    if not link.poll(PATIENCE_SECONDS):
-        raise TimeoutError("The other side is silent.")
+    bound_reads(link, PATIENCE_SECONDS)
     answer_challenge(link, key)
     deliver_challenge(link, key)
+    bound_reads(link, 0)
     return link
+
+
+def bound_reads(link: Connection, seconds: int) -> None:
+    """Makes each read of a connection raise OSError after so many seconds; 0: never."""
+    with socket.socket(fileno=os.dup(link.fileno())) as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 class HandshakeServer(threading.Thread):
