@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import socket
 import struct
 import threading
@@ -141,6 +143,29 @@ def test_half_an_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
     theirs.sendall(struct.pack("!i", 20_000) + b"{")
     with pytest.raises(ConnectionError, match="broken"):
         client.ask({"op": "status"}, PATIENCE)
+
+
+def test_questions_that_nobody_reads_are_no_wait_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket takes only so many. Who watches the ranks asks on, and judges them by their silence."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(control_client, "connect_to", lambda *_: Connection(ours.detach()))
+    client = ControlClient(tmp_path, TOKEN_OF_TEST)
+
+    def ask_often() -> None:
+        for _ in range(1000):
+            with contextlib.suppress(TimeoutError):
+                client.ask({"op": "status"}, 0.0)
+
+    asker = threading.Thread(target=ask_often, daemon=True)
+    asker.start()
+    asker.join(PATIENCE / 2)
+    assert not asker.is_alive()
+    for _ in range(len(client.unanswered)):
+        Connection(os.dup(theirs.fileno())).send_bytes(b"{}")
+    with pytest.raises(TimeoutError):
+        client.ask({"op": "status"}, 0.1)  # which takes the old answers
+    Connection(os.dup(theirs.fileno())).send_bytes(b'{"state": "ready"}')
+    assert client.ask({"op": "status"}, PATIENCE) == {"state": "ready"}
 
 
 def test_a_lack_of_memory_for_one_answer_leaves_the_next_one_its_answer(

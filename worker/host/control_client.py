@@ -16,6 +16,7 @@ from ..wire.private_folder import CONTROL
 from ..wire.protocol import Header
 
 PART_SECONDS = 120  # the longest wait within an answer: a long one comes in two parts, and rank 0 may stop between them
+MOST_UNANSWERED = 64  # then no further question is sent
 
 
 class ControlClient:
@@ -39,7 +40,8 @@ class ControlClient:
         if not self.asking.acquire(timeout=patience):
             raise TimeoutError("Another question has no answer yet.")
         try:
-            own = self._send(question)
+            # Rank 0 may read nothing for long; at some number of questions, this would wait with the next.
+            own = self._send(question) if len(self.unanswered) < MOST_UNANSWERED else None
             while self.link.poll(max(0.0, deadline - time.monotonic())):
                 answer = json.loads(self.link.recv_bytes())
                 if self.unanswered.popleft() is own:
