@@ -16,8 +16,10 @@ import pytest
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import NoRoomError
-from worker.errors import WorkerGroupError
+from worker.errors import Explanation, WorkerGroupError
 from worker.host.session import Session
+from worker.launch.logs import RankLog, log_path, tail
+from worker.launch.process import FAILURE, Failure, WorkerProcess
 from worker.settings import Settings
 from worker.wire import private_folder as private_folder_module
 from worker.wire.private_folder import (
@@ -185,3 +187,29 @@ def test_no_group_starts_in_a_folder_that_others_have_made_anew(kind: str, tempo
     with pytest.raises(WorkerGroupError, match="others can write to its folder"):
         Session(2, "cpu", Settings(), temporary / "group", lambda: None, {"model_class": "Flux"})
     assert not list((temporary / "group").iterdir())
+
+
+@FOREIGN
+def test_a_group_neither_writes_nor_reads_through_what_others_have_put_into_its_folder(
+    kind: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner has removed it while the group ran. A link in it may lead to any file of this user, and a pipe holds up
+    who reads it."""
+    own, folder = temporary / "own file", temporary / "group"
+    own.write_text("a secret")
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # or this process's own output would go there
+    monkeypatch.setattr(RankLog, "__init__", lambda self, path: setattr(self, "path", path))
+    log = RankLog(log_path(folder, 0))  # pyright: ignore[reportCallIssue, reportArgumentType]
+    put_foreign(folder, kind)
+    log.rotate()
+    assert not list(folder.iterdir())
+    log.path.symlink_to(own)
+    (folder / FAILURE).symlink_to(own)
+    Failure(Explanation("It has ended.")).write(folder)
+    assert own.read_text() == "a secret" == tail(own, 1)
+    assert tail(log.path, 1) == ""
+    (folder / FAILURE).unlink()
+    os.mkfifo(folder / FAILURE)
+    process = WorkerProcess.__new__(WorkerProcess)
+    process.folder, process.popen = folder, SimpleNamespace(pid=1, returncode=7)  # pyright: ignore[reportAttributeAccessIssue]
+    assert "exit code 7" in process.failure().reason.cause

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_made_does_not_end_the_rank(tmp_path: Path) -> N
 def test_a_full_disk_loses_lines_and_not_the_rank_and_logs_go_on_when_there_is_room(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec "$@"']
+    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size="$0",mode=700 tmpfs "$1" && shift && exec "$@"']
     mounted += [str(ROOM), str(disk)]
     if run([*mounted, "true"]).returncode:
         pytest.skip("no file system of its own can be mounted here: that takes root and mount namespaces")

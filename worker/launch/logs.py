@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..wire.private_folder import FOLDER
+from ..wire.private_folder import FOLDER, is_only_ours
 from .torchrun import LOG_MEGABYTES
 
 TAIL_BYTES = 256 << 10
@@ -62,6 +62,8 @@ class RankLog:
     def _reopen(self) -> None:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_only_ours(self.path.parent):  # a cleaner has removed ours, and somebody has made this
+                return
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             for standard in (1, 2):
                 os.dup2(descriptor, standard)
@@ -93,7 +95,7 @@ class LossyStream(io.FileIO):
 def tail(path: Path, lines: int) -> str:
     """Returns the last lines of a log: at most TAIL_BYTES of it and of the one before. Empty if there is no log."""
     last: deque[str] = deque(maxlen=lines)
-    for part in (old_path(path), path):
+    for part in (old_path(path), path) if is_only_ours(path.parent) else ():  # as in `RankLog`
         with contextlib.suppress(OSError), part.open("rb") as file:
             file.seek(max(0, part.stat().st_size - TAIL_BYTES))
             last.extend(file.read(TAIL_BYTES).decode(errors="replace").splitlines())

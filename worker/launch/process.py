@@ -16,6 +16,7 @@ from typing import NamedTuple
 import psutil
 
 from ..errors import Explanation
+from ..wire.private_folder import is_only_ours
 from .logs import log_path, tail
 from .torchrun import PACK
 
@@ -42,7 +43,8 @@ class Failure(NamedTuple):
     of_another: bool = False
 
     def write(self, folder: Path) -> None:
-        (folder / FAILURE).write_text(json.dumps({**self._asdict(), "reason": self.reason._asdict()}))
+        if is_only_ours(folder):  # else a cleaner has removed ours, and somebody has made this
+            (folder / FAILURE).write_text(json.dumps({**self._asdict(), "reason": self.reason._asdict()}))
 
 
 class WorkerProcess:
@@ -104,7 +106,7 @@ class WorkerProcess:
         The reason's details are the rank's traceback, if there is one, and the end of its log.
         """
         try:
-            fields = json.loads((self.folder / FAILURE).read_text())
+            fields = json.loads((self.folder / FAILURE).read_text() if is_only_ours(self.folder) else "")
             failed = Failure(**{**fields, "reason": Explanation(**fields["reason"])})
         except (OSError, ValueError):  # nothing was written, or in part: the agent was killed, or the disk is full
             code = self.popen.returncode

@@ -139,12 +139,12 @@ def keep_compiled_code(folder: Path) -> None:
 
 
 def is_only_ours(folder: Path) -> bool:
-    """Whether a path is a folder of this user, and nobody else can write to it."""
+    """Whether a path is a folder of this user, and nobody else can write to it. False on Windows."""
     try:
         state = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
+    return bool(fcntl) and stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 def remove_leftovers(parent: Path) -> None:
