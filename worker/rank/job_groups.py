@@ -153,9 +153,9 @@ class JobGroups:
 
     def _groups(self) -> list[dist.ProcessGroup]:
         """Returns the groups for the ranks' own device."""
-        worlds = (axis.group for (kind, _), axis in self.worlds.items() if kind == self.device.type)
-        replicas = (axis.group for axis in self.replica_axes.values())
-        return in_order([*worlds, *replicas, *(self.mesh.groups() if self.mesh else ())])
+        axes = [axis for (kind, _), axis in [*self.worlds.items()] if kind == self.device.type]
+        axes += [*self.replica_axes.values()]  # lists, because another thread cuts groups while this one builds some
+        return in_order([*(axis.group for axis in axes), *(mesh.groups() if (mesh := self.mesh) else ())])
 
     def _build(self, device: torch.device, build: Callable[[], Built]) -> Built:
         before = list_connections()

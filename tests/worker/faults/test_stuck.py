@@ -119,3 +119,17 @@ def test_a_result_after_an_error_of_the_watchdog_is_not_returned(monkeypatch: py
     error.name = "TIMEOUT"
     with pytest.raises(GroupError, match=r"ranks \[0, 1\] failed \(TIMEOUT\)"):
         groups.check()
+
+
+def test_groups_that_are_built_meanwhile_stop_no_cut() -> None:
+    """The heartbeat's thread cuts a job that another rank has broken off, while this rank builds further groups."""
+    groups = JobGroups(CPU, Timeline(CPU))
+
+    class Built:
+        @property
+        def group(self) -> Any:
+            groups.worlds["cpu", len(groups.worlds)] = Built()  # pyright: ignore[reportArgumentType]
+            return SimpleNamespace(group_name="1")
+
+    groups.worlds["cpu", 0] = Built()  # pyright: ignore[reportArgumentType]
+    assert len(groups._groups()) == 1
