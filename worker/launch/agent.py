@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ import psutil
 
 from ..errors import Explanation, WorkerGroupError
 from ..wire.private_folder import TOKEN
-from .forks import ForkedRank, fork_ranks, start_forked
+from .forks import ForkedRank, fork_ranks
 from .imports import pause_garbage_collector
 from .lifetime import die_with_parent
 from .process import Failure, signal_name
@@ -127,10 +128,13 @@ def run_torchrun(
         from ..compat import torchrun_starts_by
         from .within import register
 
+    def start(*, env: Mapping[str, str], local_rank_id: int, **_: object) -> ForkedRank:
+        return ranks[local_rank_id].start({**os.environ, **env})
+
     register()
     store = open_store(listener) if listener else None
     try:
-        with torchrun_starts_by(start_forked(ranks)) if ranks else contextlib.nullcontext():
+        with torchrun_starts_by(start) if ranks else contextlib.nullcontext():
             torchrun([
                 f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
                 f"--log-dir={options.folder / 'torchrun'}", "-m", RANK,

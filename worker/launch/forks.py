@@ -18,7 +18,6 @@ import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from .torchrun import DEVICE
 
@@ -72,15 +71,6 @@ class ForkedRank:
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """As of torchrun's handler of a process."""
         os.killpg(self.pid, death_sig or signal.SIGTERM)
-
-
-def start_forked(ranks: list[ForkedRank]) -> Any:
-    """Returns a replacement for torchrun's start function. It hands each waiting rank its environment."""
-
-    def start(*, env: Mapping[str, str], local_rank_id: int, **_: object) -> ForkedRank:
-        return ranks[local_rank_id].start({**os.environ, **env})
-
-    return start
 
 
 def be_rank(reader: Connection, writer: Connection, module: str) -> None:
