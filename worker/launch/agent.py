@@ -132,7 +132,7 @@ def run_torchrun(
         return ranks[local_rank_id].start({**os.environ, **env})
 
     register()
-    store = open_store(listener) if listener else None
+    _store = open_store(listener) if listener else None  # it lives as long as the ranks
     try:
         with torchrun_starts_by(start) if ranks else contextlib.nullcontext():
             torchrun([
@@ -145,8 +145,6 @@ def run_torchrun(
             time.sleep(ROOT_CAUSE_SECONDS)  # another machine may have the cause, and then ends this process
         failure.write(options.folder)
         raise
-    finally:
-        del store
 
 
 def open_store(listener: socket.socket) -> TCPStore:
