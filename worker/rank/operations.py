@@ -245,9 +245,7 @@ class Operations:
         """Moves the weights of model and VAE to host memory until their next use. Releases models that were set aside,
         and conditions. Raises RequestError."""
         self.state.release(self.state.aside)
-        self.state.loaded = {
-            name: told for name, told in self.state.loaded.items() if name not in (ops.BESIDE, "aside")
-        }
+        self.state.loaded = {**self.state.loaded, ops.BESIDE: "", "aside": []}
         self.state.conditions.clear()
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
             self.park_weights(job, vae.parallel.parking, ())
