@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ..settings import SettingsError, write_object
+
 CPU_FACTS = Path("/proc/cpuinfo")
 VERSION = 5  # of the figures' meaning
 Figures = dict[str, Any]
@@ -80,12 +82,10 @@ class MeasuredFile:
 
     def _write(self) -> None:
         saved = {"made_of": self.made_of, "figures": self.figures, "steps": self.steps}
-        new = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(saved, indent=1), "utf-8")
-            new.replace(self.path)
-        except OSError as error:  # the figures in memory last until ComfyUI ends
+            write_object(self.path, saved)
+        except (OSError, SettingsError) as error:  # the figures in memory last until ComfyUI ends
             warn_unsaved(self.path.parent, str(error))
 
 
