@@ -15,6 +15,7 @@ from parallel_backend.plan import ParallelPlan
 
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.job_channel import RankChannel
+from ..wire.operations import OPERATIONS
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, AgreementGroups, Outcome
@@ -44,7 +45,8 @@ class Executor:
     job: Job | None = None
 
     def __post_init__(self) -> None:
-        self.handlers = Operations(self.state, self.channel).handlers()
+        operations = Operations(self.state, self.channel)
+        self.handlers = {name: getattr(operations, name) for name in OPERATIONS}  # raises if one is missing
         self.counts = dict.fromkeys(self.handlers, 0)
         device, outside = self.state.device, self.state.outside
         own = {"pid": os.getpid(), "index": device.index, "name": name_of(device), "outside": outside}

@@ -41,21 +41,16 @@ from .state import RankState
 from .step_watch import JobWatch
 from .trace import gather_trace
 
-Handler = Callable[[Job, Tensors], Tensors | None]
 Output = TypeVar("Output")
 
 
 @dataclass(eq=False)
 class Operations:
-    """The handlers. Each takes the job and its tensors, which it may empty, and returns rank 0's tensors, if any; what
-    else it has to say is in `Job.told`. channel: to ComfyUI, for events; None on ranks other than 0."""
+    """The handlers, by operation. Each takes the job and its tensors, which it may empty, and returns rank 0's tensors,
+    if any; what else it has to say is in `Job.told`. channel: to ComfyUI, for events; None on ranks other than 0."""
 
     state: RankState
     channel: RankChannel | None
-
-    def handlers(self) -> dict[str, Handler]:
-        """Returns the handler of each operation, the method of its name. Raises AttributeError if one has none."""
-        return {name: getattr(self, name) for name in ops.OPERATIONS}
 
     def load(self, job: Job, _tensors: Tensors) -> None:
         """Replaces the model and the plan. If that fails, no model is in use.
