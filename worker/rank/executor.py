@@ -15,7 +15,7 @@ from parallel_backend.plan import ParallelPlan
 
 from ..launch.torchrun import COMFYUI_THREADS, THREADS, count_threads
 from ..wire.job_channel import RankChannel
-from ..wire.operations import OPERATIONS
+from ..wire.operations import CALL, OPERATIONS
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, AgreementGroups, Outcome
@@ -96,7 +96,7 @@ class Executor:
     def timing(self, job: Job) -> Header:
         """Returns the seconds of a single step, and those of its communication. In loop mode, events report them."""
         steps = self.groups.timeline.steps
-        if not (job.operation.is_step and steps):
+        if not (job.operation is CALL and steps):
             return {}
         lengths, waits = zip(*steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}

@@ -24,7 +24,6 @@ class Operation:
     moves_weights: it can block a rank's other threads, so a longer silence of the heartbeat is allowed.
     drops_model: after an early end, no model is loaded.
     without_model: it does not use the loaded model and its plan.
-    is_step: it may be one step of a sampling. Then its reply has the time of the step.
     is_of_plan: only the ranks of the loaded plan run it; other ranks do not.
     """
 
@@ -36,7 +35,6 @@ class Operation:
     moves_weights: bool = False
     drops_model: bool = False
     without_model: bool = False
-    is_step: bool = False
     is_of_plan: bool = False
 
     def header(self, **fields: Any) -> Header:
@@ -64,7 +62,6 @@ CALL = Operation(
     "running the model",
     {"method": str, "calls": list, "conditions": dict, "drop": list},
     latents=f"{FORWARD}.0.args.0",
-    is_step=True,
     is_of_plan=True,
 )
 SAMPLE = Operation(
