@@ -245,7 +245,7 @@ class Operations:
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
             self.park_weights(job, vae.parallel.parking, ())
         if job.leave_to_plan() and (model := self.state.model):
-            model.forget()
+            model.begin_sampling("")
             model.fetched.await_fetches()  # a refused forward may still fetch into this memory
             axis = model.fetched.store and model.fetched.store.axis
             self.park_weights(job, model.parking, (*model.mesh.weight_places, axis.index if axis else 0))

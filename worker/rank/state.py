@@ -98,7 +98,7 @@ class RankState:
             # Parked weights are already in RAM. On the CPU, weights are pages of the files, which are soon read again.
             is_there = is_accelerator(self.device) and not model.parking.is_parked
             if is_there and plan.world_size not in self.crowded:
-                model.forget()
+                model.begin_sampling("")
                 hide_from_management(model.patcher)
                 self.aside.append(model)
                 self.forget_model()

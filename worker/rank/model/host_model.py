@@ -161,13 +161,9 @@ class HostModel:
         layer."""
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
-    def forget(self) -> None:
-        """Forgets the last run. The networks that nodes added leave the device."""
-        self.begin_sampling("")
-
     def begin_sampling(self, run: str, kept: Collection[str] = ()) -> None:
-        """Forgets the last run if this is another, but for these networks. Removes what its functions left on the
-        model."""
+        """Forgets the last run if this is another, but for these networks, which stay on the device. Removes what its
+        functions left on the model. run: empty for none."""
         if run != self.decoder.run:
             self.module.forget()
             self.leftovers.end()
