@@ -40,14 +40,16 @@ class StopSignal(BaseException):
 
 
 def main() -> None:
-    own, command = split_command(sys.argv[1:])
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    command = arguments[cut + 1 :]
     parser = argparse.ArgumentParser(
         prog="python -m worker.join",
         usage="%(prog)s ADDRESS:PORT\n       %(prog)s MACHINES -- COMMAND",
         description=(__doc__ or "").partition("\n")[0],
     )
     parser.add_argument("where", metavar="ADDRESS:PORT", help="of the first machine, as its setting `machines` has it")
-    where = parser.parse_args(own).where
+    where = parser.parse_args(arguments[:cut]).where
     if command:
         try:
             where = resolve_job(where, command)
@@ -67,12 +69,6 @@ def main() -> None:
         serve(address, int(port), private_folder("join"))
     except StopSignal:
         say("ended")
-
-
-def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Splits the arguments into this program's own and the command after the first --."""
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:cut], arguments[cut + 1 :]
 
 
 def resolve_job(where: str, command: list[str]) -> str:
