@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,41 +12,23 @@ from torch.overrides import TorchFunctionMode
 NOTHING = object()
 
 
-class Hooks:
-    """Hooks on modules, and attributes that replace their own. `remove` removes all of them, as leaving a `with`
-    does."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def __enter__(self) -> Hooks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+class Hooks(ExitStack):
+    """Hooks on modules, and attributes that replace their own. `close` removes all of them, in reverse order, as
+    leaving a `with` does. `callback` undoes another kind of change."""
 
     def before(self, module: torch.nn.Module, hook: Callable, **options: bool) -> None:
         """Registers a forward pre-hook, with torch's options."""
-        self._undo.append(module.register_forward_pre_hook(hook, **options).remove)
+        self.callback(module.register_forward_pre_hook(hook, **options).remove)
 
     def after(self, module: torch.nn.Module, hook: Callable, **options: bool) -> None:
         """Registers a forward hook, with torch's options."""
-        self._undo.append(module.register_forward_hook(hook, **options).remove)
+        self.callback(module.register_forward_hook(hook, **options).remove)
 
     def replace(self, owner: object, name: str, value: Any) -> None:
         """Sets an attribute of an object, and keeps the old one, if any."""
         before = vars(owner).get(name, NOTHING)
         setattr(owner, name, value)
-        self._undo.append(lambda: delattr(owner, name) if before is NOTHING else setattr(owner, name, before))
-
-    def on_removal(self, undo: Callable[[], None]) -> None:
-        """Makes `remove` call this too, to undo another kind of change."""
-        self._undo.append(undo)
-
-    def remove(self) -> None:
-        """Removes everything, in reverse order."""
-        while self._undo:
-            self._undo.pop()()
+        self.callback(*((delattr, owner, name) if before is NOTHING else (setattr, owner, name, before)))
 
 
 class ReplaceFunction(TorchFunctionMode):

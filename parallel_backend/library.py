@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan, vae: bool = False, images: st
         pictures = picture_axis(plan, mesh.device)
         PipelineVAE(pipeline.vae, pictures, hooks)
         if pictures.group:
-            hooks.on_removal(partial(dist.destroy_process_group, pictures.group))
+            hooks.callback(dist.destroy_process_group, pictures.group)
         said.append("ranks share the rows of the VAE's pictures")
     if encoders_of(pipeline) or getattr(pipeline, "vae", None):
         said.append(PipelineComponents(pipeline, mesh, vae, images, hooks).describe())
@@ -180,7 +179,7 @@ def unparallelize(pipeline: Any) -> None:
     for transformer in transformers:
         transformer.remove()
     if hooks := vars(pipeline).get(HOOKS):
-        hooks.remove()
+        hooks.close()
     for mesh in {id(transformer.mesh): transformer.mesh for transformer in transformers}.values():
         mesh.close()
     for group in in_order(groups):

@@ -104,7 +104,7 @@ class ParallelModel:
 
     def remove(self) -> None:
         """Takes the plan off the model, and restores the model as it was."""
-        self.hooks.remove()
+        self.hooks.close()
         self.link = None
 
     @contextmanager

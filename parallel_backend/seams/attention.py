@@ -270,9 +270,7 @@ class AttentionSeam:
         if self.may_replace_name:
             self.hooks.replace(F, NAME, self.attend_by_name if self.attends_by_name else self.count_by_name)
         if not (self.may_replace_name and self.attends_by_name):
-            mode = ReplaceFunction(plain_attention, self.attend_in_mode)
-            mode.__enter__()
-            self.hooks.on_removal(lambda: mode.__exit__(None, None, None))
+            self.hooks.enter_context(ReplaceFunction(plain_attention, self.attend_in_mode))
 
     def leave(self, module: torch.nn.Module, _args: tuple, output: object) -> None:
         if not self.is_shared:
@@ -281,7 +279,7 @@ class AttentionSeam:
             RUNNING.module = None
         else:
             self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
-            self.hooks.remove()
+            self.hooks.close()
         if output is not None and not self.calls:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 

@@ -154,7 +154,7 @@ class BlockPrefetcher:
 
     def install(self) -> None:
         """Installs the hooks on the fetched blocks, after the hooks that they already have."""
-        self.hooks.remove()
+        self.hooks.close()
         for index, flat in enumerate(self.flat_blocks.values()):
             self.hooks.before(flat.block, partial(self._enter, index))
             self.hooks.after(flat.block, partial(self._leave, index), prepend=True)  # before what may end the forward

@@ -6,7 +6,6 @@ every stage, the local blocks, and the head on the last stage only.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -77,7 +76,7 @@ def keep_stage(
         prefix = f"{each.path}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared if path.startswith(prefix)}
         siblings = cast("torch.nn.ModuleList", model.get_submodule(each.path))
-        hooks.on_removal(functools.partial(siblings.__setitem__, index, blocks[place]))
+        hooks.callback(siblings.__setitem__, index, blocks[place])
         siblings[index] = StandIn(blocks[place], each.returned, keep)
     return blocks[own.start : own.stop]
 

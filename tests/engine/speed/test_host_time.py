@@ -63,7 +63,7 @@ def test_attention_is_redirected_by_whatever_name_it_is_called(is_early: bool) -
         slot.code = NodeCode.NONE if is_plain else NodeCode.UNKNOWN
         assert torch.equal(module(x), EARLY(x, x, x) + 1)
         assert F.scaled_dot_product_attention is EARLY
-    hooks.remove()
+    hooks.close()
     assert torch.equal(module(x), EARLY(x, x, x))
     assert module.watched == ([True] * 5 if is_early else [True, True, False, True, True]) + [False]
 

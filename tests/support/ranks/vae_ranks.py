@@ -29,7 +29,7 @@ def results_of(axis: Axis) -> dict[str, torch.Tensor]:
         (results[f"{name} decode"],) = vae.decode(case.latents(), **case.arguments(), return_dict=False)
         results[f"{name} encode"] = latents_of(vae.encode(case.pictures()))
         if name in CASES:
-            hooks.remove()
+            hooks.close()
             results[f"{name} alone"] = vae.decode(case.latents()).sample
     for name, result in results.items():
         results[name] = result.contiguous()

@@ -174,7 +174,7 @@ class HostModel:
         """Takes the plan off the networks beside the model and inside of it."""
         self.controls.clear()
         for hooks in self.inner.values():
-            hooks.remove()
+            hooks.close()
         self.inner.clear()
 
     def take_objects(self, options: dict[str, Any]) -> None:

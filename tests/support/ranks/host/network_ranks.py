@@ -73,7 +73,7 @@ def run_inside(name: str, case: NetworkCase, meshes: Meshes) -> Found:
         parallel = ParallelModel(model, mesh, torch.float32)
         hooks = parallel.share_inside(network, torch.float32)
         outputs = parallel.run_calls([Call(*case.inputs(network))])
-        hooks.remove()
+        hooks.close()
         parallel.remove()
         found[f"{name} | {plan}"] = [relative_error(each, alone) for each in outputs or ()] + [counter.taken() / tokens]
     return found
