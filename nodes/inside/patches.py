@@ -169,7 +169,7 @@ def count_gathers(options: Options, forward: ForwardCost) -> int:
     if ALL_TOKENS not in options:
         return 0
     functions = options.get(NODE_FUNCTIONS, {})
-    places = sum(len(functions.get(part, ())) for part in (PATCHES, REPLACED)) if forward.bands else 1
+    places = sum(len(functions.get(part, ())) for part in (PATCHES, REPLACED)) if forward.exchanges else 1
     return forward.count * places
 
 

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -25,8 +25,7 @@ from ..models.spec import BlockList, spec_of
 from .memory import one_device_bytes
 
 META = torch.device("meta")
-NUMBERS_OF_A_GROUP = 3  # that ranks exchange for a group norm, see `seams/bands/norm.py`
-WITH_EXCHANGE = (torch.nn.functional.conv2d, torch.nn.functional.conv3d, torch.nn.functional.group_norm)  # in bands
+CONVOLUTIONS = (torch.nn.functional.conv2d, torch.nn.functional.conv3d)
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
 _counting = threading.Lock()  # layers are replaced while counting
 
@@ -42,27 +41,8 @@ class Cost(NamedTuple):
     operations: float = 0.0
 
 
-class BandCost(NamedTuple):
-    """What ranks exchange in a forward of one row of a batch if they share its picture in bands of rows, besides
-    attention.
-
-    borders: bytes that a rank with two neighbours sends for convolutions.
-    norms: bytes that a rank sends to each other rank for group norms.
-    convolutions, group_norms: how many there are.
-    """
-
-    borders: float = 0.0
-    convolutions: float = 0.0
-    norms: float = 0.0
-    group_norms: float = 0.0
-
-
-AnyCost = TypeVar("AnyCost", Cost, BandCost)
-
-
-def add_up(*costs: AnyCost) -> AnyCost:
-    """Adds costs of one kind."""
-    return type(costs[0])(*map(sum, zip(*costs, strict=True)))
+def add_up(*costs: Cost) -> Cost:
+    return Cost(*map(sum, zip(*costs, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -76,8 +56,9 @@ class ForwardCost:
     prediction: bytes of the result.
     heads: attention heads.
     kv: key heads per query head; below one in models with grouped queries.
-    bands: of a class whose ranks share a picture in bands of rows. Its blocks are all of the model; `count` and
-    `activation` are of those with attention.
+    exchanges: how many convolutions and norms exchange rows, in a class whose ranks share a picture in bands of rows; 0
+    in others. They send few bytes. Its blocks are all of the model; `count` and `activation` are of those with
+    attention.
     itemsize: bytes of a number of the tokens.
     size: of the latents, without the batch; () if not known.
     gathers: how often all tokens between two blocks are gathered for nodes' code.
@@ -91,7 +72,7 @@ class ForwardCost:
     prediction: float
     heads: int
     kv: float = 1.0
-    bands: BandCost | None = None
+    exchanges: int = 0
     itemsize: float = 2.0
     size: tuple[int, ...] = ()
     gathers: int = 0
@@ -153,20 +134,20 @@ class AttentionCounter(TorchFunctionMode):
             args = (args[0].new_empty((*args[0].shape[:-1], width)), *args[1:])
         if func is torch.equal:  # tensors without memory are equal if their shapes are
             return args[0].shape == args[1].shape
-        if func in WITH_EXCHANGE:
-            self.tally.add_exchange(func, *args, **(kwargs or {}))
+        if func is torch.nn.functional.group_norm or func in CONVOLUTIONS and args[1].shape[-2] > 1:
+            self.tally.exchanges += 1
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self.tally.attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 class Tally(DispatchMode):
-    """Adds up what runs while entered. inside: how many nested blocks are running."""
+    """Adds up what runs while entered. inside: how many nested blocks are running. exchanges: see `ForwardCost`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.rest, self.bands = Cost(), Cost(), BandCost()
-        self.inside = self.count = 0
+        self.blocks, self.rest = Cost(), Cost()
+        self.inside = self.count = self.exchanges = 0
         self.streams = self.numbers = 0.0  # bytes and numbers after each block
         self.known: dict[Any, tuple[Cost, Any]] = {}
 
@@ -183,17 +164,6 @@ class Tally(DispatchMode):
         whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
         self.add(attention=sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1])))
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
-
-    def add_exchange(self, func: Any, given: torch.Tensor, other: Any, *_: Any, **__: Any) -> None:
-        """Adds what a convolution or group norm of a picture, or of frames (B, C, T, H, W), would exchange in
-        bands of rows. other: the convolution's weight, or the number of groups."""
-        found = BandCost()
-        if func is torch.nn.functional.group_norm:
-            numbers = NUMBERS_OF_A_GROUP * other * len(given)
-            found = BandCost(norms=numbers * torch.float32.itemsize, group_norms=1)
-        elif edge := (other.shape[-2] - 1) // 2:
-            found = BandCost(borders=2 * edge * given.nbytes / given.shape[-2], convolutions=1)
-        self.bands = add_up(self.bands, found)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         packet, kwargs = packet_of(func), kwargs or {}
@@ -294,7 +264,6 @@ def count_forward(
     )
     if bands:
         blocks_cost, rest = add_up(blocks_cost, rest), Cost()
-    exchanged = tally.bands._replace(borders=tally.bands.borders / rows, norms=tally.bands.norms / rows)
     count = max(1, tally.count)
     activation = tally.streams / count / rows
     return ForwardCost(
@@ -306,7 +275,7 @@ def count_forward(
         prediction=result_bytes / rows,
         heads=heads,
         kv=(kv_heads or heads) / heads,
-        bands=exchanged if bands else None,
+        exchanges=tally.exchanges if bands else 0,
         itemsize=tally.streams / max(1.0, tally.numbers) or ForwardCost.itemsize,
         size=size,
     )

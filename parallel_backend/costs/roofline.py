@@ -142,11 +142,7 @@ def time_turn(
         seconds = blocks * time_alone(others, speed, rows * tokens * share.tokens)
         other = max(other, seconds + time_alone(forward.rest, speed, rows))
     waiting = count * time_exchanges(forward, plan, rows * tokens, machine, attending / count)
-    if forward.bands and ways > 1:
-        borders = forward.bands.borders * rows * min(2, ways - 1) / 2
-        waiting += machine.send.seconds(borders, forward.bands.convolutions)
-        waiting += machine.all_gather.seconds(forward.bands.norms * rows * (ways - 1), forward.bands.group_norms)
-    return attending + other, waiting
+    return attending + other, waiting + (machine.send.seconds(0, forward.exchanges) if ways > 1 else 0.0)
 
 
 def time_exchanges(forward: ForwardCost, plan: ParallelPlan, rows: float, machine: Machine, attending: float) -> float:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from parallel_backend.costs.auto import list_model_plans
-from parallel_backend.costs.forward import BandCost, Cost, ForwardCost, Work
+from parallel_backend.costs.forward import Cost, ForwardCost, Work
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.bands import BandTraits
@@ -149,7 +149,7 @@ def test_a_call_is_cut_and_what_the_caller_gave_stays_whole() -> None:
     assert len(control["output"]) == 4 and cut["control"]["output"] is not control["output"]
 
 
-FORWARD = ForwardCost(Cost(100, 50, 20, 10), Cost(), 5, 8.0, 40.0, 4.0, 4, bands=BandCost(30.0, 3, 6.0, 2))
+FORWARD = ForwardCost(Cost(100, 50, 20, 10), Cost(), 5, 8.0, 40.0, 4.0, 4, exchanges=5)
 
 
 def test_auto_lists_bands_where_their_cost_is_known() -> None:
