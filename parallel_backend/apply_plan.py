@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,52 +26,44 @@ from .seams.pipeline.stages import StageLink, StandIn, keep_stage
 from .weights.sizes import WeightSizes
 
 
-@dataclass(frozen=True)
-class AppliedPlan:
-    """What hooks and forwards share.
-
-    blocks: of this rank's stage. link: to the neighbouring stages, if any. attention: of shared tokens, if any. layout:
-    of the blocks' tokens; None if they are not shared.
-    """
-
-    slot: ForwardSlot
-    blocks: list[torch.nn.Module]
-    link: StageLink | None = None
-    attention: ParallelAttention | None = None
-    layout: TokenLayout | None = None
-
-
 def apply_plan(
-    model: torch.nn.Module, spec: ModelSpec | None, mesh: Mesh, dtype: torch.dtype, weights: WeightSizes, hooks: Hooks
-) -> AppliedPlan:
+    model: torch.nn.Module,
+    spec: ModelSpec | None,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    weights: WeightSizes,
+    slot: ForwardSlot,
+    hooks: Hooks,
+) -> tuple[list[torch.nn.Module], StageLink | None, ParallelAttention | None, TokenLayout | None]:
     """Applies a plan to a model that has none, technique by technique. Each technique wraps the later ones.
 
     The batch (dp, cfg) is split outside all of them, where the model is called. `ParallelModel` compiles blocks and
-    fetches their weights outside the hooks. dtype: what the model computes in. hooks: undo everything. Raises PlanError
-    and leaves the model unchanged then.
+    fetches their weights outside the hooks. dtype: what the model computes in. hooks: undo everything. Returns the
+    blocks of this rank's stage; and, if there are any, the link to the neighbouring stages, the attention of shared
+    tokens, and the layout of the blocks' tokens. Raises PlanError and leaves the model unchanged then.
     """
-    plan, slot = mesh.plan, ForwardSlot(mesh.plan.patch_count)
+    plan = mesh.plan
     check_module(plan, model)
     sizes = attention_sizes_of(model, spec) if spec and may_run_attention(model, spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
     blocks = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
     if spec is None or (not stages_alone and (sizes is None or kernel is None)):
-        return AppliedPlan(slot, blocks)
+        return blocks, None, None, None
     if kernel and not shares_tokens(plan):  # this rank has all tokens
         replace_kernel(model, spec, kernel, slot, hooks)
-        return AppliedPlan(slot, blocks)
+        return blocks, None, None, None
     if spec.bands and kernel:  # ulysses, ring: layers see this rank's rows, and attention sees all pixels
-        return AppliedPlan(slot, blocks, attention=share_rows(model, spec.bands, mesh, slot, kernel, hooks))
+        return blocks, None, share_rows(model, spec.bands, mesh, slot, kernel, hooks), None
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
     link = StageLink(mesh, layout) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     install_boundary(model, spec, layout, hooks, link)  # ulysses, ring, patches: blocks see this rank's tokens
     if sizes is None or kernel is None:
-        return AppliedPlan(slot, blocks, link, layout=layout)
+        return blocks, link, None, layout
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses, ring: an MLP is computed while tokens travel
     attention = ParallelAttention(mesh, layout, kernel)
     share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
-    return AppliedPlan(slot, blocks, link, attention, layout)
+    return blocks, link, attention, layout
 
 
 def apply_plan_inside(

@@ -23,7 +23,7 @@ from .models.checks import count_tokens, patch_of
 from .models.spec import ALWAYS_WHOLE, CONTROL, spec_of
 from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
-from .seams.forward import Forward, NodeCode
+from .seams.forward import Forward, ForwardSlot, NodeCode
 from .seams.kept import KeptValues
 from .seams.kernels.backends import Backend
 from .seams.pipeline.stages import StageExit, StageMessage, StandIn
@@ -66,9 +66,10 @@ class ParallelModel:
 
     def install(self, mesh: Mesh) -> None:
         """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
-        applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
-        self.mesh, self.slot, self.blocks, self.link = mesh, applied.slot, applied.blocks, applied.link
-        self.attention, self.layout = applied.attention, applied.layout
+        self.mesh, self.slot = mesh, ForwardSlot(mesh.plan.patch_count)
+        self.blocks, self.link, self.attention, self.layout = apply_plan(
+            self.model, self.spec, mesh, self.dtype, self.sizes, self.slot, self.hooks
+        )
         if self.spec and self.spec.prepare:
             self.spec.prepare(self.model, self.hooks)
         self.pipeline = StepPipeline(mesh.plan)
