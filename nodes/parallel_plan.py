@@ -10,7 +10,7 @@ import comfy.cli_args
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.axes import BY_NAME, STAGE_AXES
+from ..parallel_backend.axes import AXES, STAGE_AXES
 from ..parallel_backend.costs.auto import couples, list_model_plans, shareable
 from ..parallel_backend.costs.forward import Work
 from ..parallel_backend.device import CPU
@@ -52,7 +52,7 @@ ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 
 def degree_input(axis: str) -> io.Input:
     """Returns the input for the degree of an axis."""
-    return number_input(axis, BY_NAME[axis].words, default=1, least=1, most=MAX_DEGREE, advanced=False)
+    return number_input(axis, AXES[axis], default=1, least=1, most=MAX_DEGREE, advanced=False)
 
 
 def number_input(name: str, tooltip: str, *, default: int, least: int, most: int, advanced: bool = True) -> io.Input:
@@ -77,7 +77,7 @@ def plan_inputs() -> list[io.Input]:
             tooltip="auto: the fastest plan, as predicted or measured here, on ComfyUI's GPU and all GPUs like "
             "it (without a GPU, on 2 CPU ranks). manual: the degrees below.",
         ),
-        *(degree_input(axis) for axis in BY_NAME if axis not in STAGE_AXES),
+        *(degree_input(axis) for axis in AXES if axis not in STAGE_AXES),
         choice_input(
             "attention",
             ATTENTION,

@@ -140,7 +140,7 @@ class ParallelPlan:
 
     def degrees(self) -> dict[str, int]:
         """Returns the degree of each axis by name, outermost axis first."""
-        return {axis.name: getattr(self, axis.name) for axis in AXES}
+        return {axis: getattr(self, axis) for axis in AXES}
 
     def compiles(self, steps: int) -> bool:
         """Returns whether blocks run compiled in a sampling of this many steps."""

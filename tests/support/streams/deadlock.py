@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallel_backend.axes import BY_NAME
+from parallel_backend.axes import AXES
 
 ON_HOST = "host"
 
@@ -218,6 +218,6 @@ def largest_set(among: set[int], beside: dict[int, set[int]]) -> int:
 def list_degrees(ranks: int) -> list[dict[str, int]]:
     """The degrees of every plan of so many ranks. Guidance has two branches."""
     most = {"cfg": 2}
-    rows = itertools.product(*(range(1, most.get(axis, ranks) + 1) for axis in BY_NAME))
-    found = [dict(zip(BY_NAME, row, strict=True)) for row in rows if math.prod(row) == ranks]
+    rows = itertools.product(*(range(1, most.get(axis, ranks) + 1) for axis in AXES))
+    found = [dict(zip(AXES, row, strict=True)) for row in rows if math.prod(row) == ranks]
     return [{axis: degree for axis, degree in each.items() if degree > 1} for each in found]
