@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -180,64 +180,46 @@ class ParallelModel:
         run: Callable[[Part, Forward], Output | None],
         count: Callable[[Call], int | None] = lambda call: None,
     ) -> tuple[list[Any], list[Part]]:
-        """Runs this rank's parts of a step's calls. Returns their outputs, see `run_step`, and the parts of all ranks.
-        run: runs a part's forward. count: see `StepPipeline.begin`."""
+        """Runs this rank's parts of a step's calls: at once, or patch by patch. Returns the parts' outputs on the last
+        stage, with None in their place elsewhere, and the parts of all ranks. run: runs a part's forward. count: see
+        `StepPipeline.begin`."""
         axis = self.mesh["batch"]
         parts = share_out([call.size for call in calls], axis)
         own = [part for part in parts if part.group == axis.index]
         idle = max(Counter(part.group for part in parts).values()) - len(own)
         turns = self.pipeline.begin(calls, [part.call for part in own], count)
-        return self.run_step(turns, lambda index, forward: run(own[index], forward), idle), parts
-
-    def collect(self, outputs: Sequence[Any], parts: Sequence[Part], calls: Sequence[Any]) -> list[Output] | None:
-        """Returns each call's output on global rank 0; None elsewhere. calls: with a `size` and a `kind` each."""
-        if not self.sends_result:
-            return None
-        is_last, axis = not self.link or self.link.is_last, self.mesh["batch"]
-        found = collect_calls(outputs, parts, calls, axis, self.mesh.device, self.row_forms) if is_last else None
-        return self.return_to_first(found, [(call.size, *call.kind) for call in calls])
-
-    def run_step(
-        self, turns: list[list[Forward]], run: Callable[[int, Forward], Output | None], idle: int = 0
-    ) -> list[Any]:
-        """Runs this rank's parts of the calls of a step: at once, or patch by patch. Returns the parts' outputs on the
-        last stage, and None in their place elsewhere.
-
-        turns: from `StepPipeline.begin`; its lists are emptied. run: runs a part's forward. idle: how many more parts
-        other ranks have.
-        """
-        outputs: list[Any] = [None] * len(turns[0])
+        outputs: list[Any] = [None] * len(own)
         if self.link:
             messages = [StageMessage(each.step, each.running, each.index) for turn in turns for each in turn]
-            self.link.expect([] if self.link.is_first else messages, None, len(outputs) - 1)
+            self.link.expect([] if self.link.is_first else messages, None, len(own) - 1)
         while turns:
             turn = turns.pop(0)
-            for index in range(len(outputs)):
-                outputs[index] = run(index, turn.pop(0))  # frees what a forward has cached
+            for index, part in enumerate(own):
+                outputs[index] = run(part, turn.pop(0))  # frees what a forward has cached
             for _ in range(idle):
                 self.fetched.serve()
         if self.link:
             self.link.finish()
-        return outputs
+        return outputs, parts
 
-    def return_to_first(self, found: list[Output] | None, kinds: Sequence[Hashable]) -> list[Output] | None:
-        """Returns the last stage's results on the first stage, in the first batch group. kinds: of all, with their
-        numbers of rows."""
-        stages, axis = self.mesh["pipefusion"], self.mesh["batch"]
-        if stages.degree == 1 or axis.index:
+    def collect(self, outputs: Sequence[Any], parts: Sequence[Part], calls: Sequence[Any]) -> list[Output] | None:
+        """Returns each call's output on global rank 0; None elsewhere. calls: with a `size` and a `kind` each.
+
+        The last stage collects them on its first batch group, which sends them to the first stage."""
+        if any(self.mesh[name].index for name in TOKEN_AXES):  # another rank of the batch group sends its result
+            return None
+        stages, axis, device = self.mesh["pipefusion"], self.mesh["batch"], self.mesh.device
+        last, found = stages.degree - 1, None
+        if stages.index == last:
+            found = collect_calls(outputs, parts, calls, axis, device, self.row_forms)
+        if not last or axis.index:
             return found
-        if found is not None:
-            for output, kind in zip(found, kinds, strict=True):
-                send_output(output, stages, self.stage_forms, kind)
+        kinds = [(call.size, *call.kind) for call in calls]
+        for output, kind in zip(found or (), kinds, strict=False):
+            send_output(output, stages, self.stage_forms, kind)
         if stages.index:
             return None
-        last, device = stages.degree - 1, self.mesh.device
         return [receive_output(last, stages, device, self.stage_forms, kind) for kind in kinds]
-
-    @property
-    def sends_result(self) -> bool:
-        """Whether this rank sends the result of its batch group."""
-        return not any(self.mesh[name].index for name in TOKEN_AXES)
 
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """Runs the model on this rank's rows. None if it has no rows, or its tokens went to the next stage."""

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from parallel_backend.diffusers_model import DiffusersModel
-from parallel_backend.groups.calls import Call
-from parallel_backend.groups.collectives import collect
+from parallel_backend.groups.calls import Call, Part
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.parallel_model import map_tensors
 from parallel_backend.sampling.denoiser import Pass, Watch, denoise
@@ -70,21 +69,14 @@ class FamilyModel(DiffusersModel):
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, steps: int = 1
     ) -> torch.Tensor | None:
         """The prediction for a batch on rank 0; None elsewhere."""
-        axis, calls = self.mesh["batch"], [Call((latents, timestep_B), dict(conditions))]
+        call = Call((latents, timestep_B), dict(conditions))
 
-        def run(_part: int, forward: Forward) -> torch.Tensor | None:
-            return self.run_rows((latents, timestep_B), dict(conditions), len(latents), axis, forward)
+        def run(part: Part, forward: Forward) -> torch.Tensor | None:
+            return self.run_rows(*call, call.size, part.rows, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            count = partial(count_picture_tokens, sides=self.patch)
-            (local,) = self.run_step(self.pipeline.begin(calls, [0], count), run)
-            if not self.sends_result:
-                return None
-            whole = None
-            if not self.link or self.link.is_last:
-                local = latents[:0].to(self.mesh.device, self.dtype) if local is None else local
-                whole = collect(local, 0, len(latents), axis)
-            found: Any = self.return_to_first(None if whole is None else [whole], [(len(latents), *calls[0].kind)])
+            outputs, parts = self.run_parts([call], run, partial(count_picture_tokens, sides=self.patch))
+            found: Any = self.collect(outputs, parts, [call])
             return found and found[0]
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:

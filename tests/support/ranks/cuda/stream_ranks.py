@@ -26,12 +26,13 @@ torch.inference_mode = torch.no_grad
 import diffusers.models.autoencoders.autoencoder_kl  # noqa: E402, F401 (streams are simulated later)
 
 from parallel_backend.groups.calls import NUMBERS  # noqa: E402
-from parallel_backend.groups.collectives import gather_numbers  # noqa: E402
+from parallel_backend.groups.collectives import collect, gather_numbers  # noqa: E402
 from parallel_backend.groups.timeline import SILENT  # noqa: E402
 from parallel_backend.hooks import Hooks  # noqa: E402
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan  # noqa: E402
 from parallel_backend.sampling.denoiser import LoopStopped, Watch  # noqa: E402
 from parallel_backend.seams import attention  # noqa: E402
+from parallel_backend.seams.bands.rows import ROWS  # noqa: E402
 from parallel_backend.seams.kernels.backends import Backend  # noqa: E402
 from parallel_backend.vae.pipeline import PipelineVAE  # noqa: E402
 from parallel_backend.weights.host_memory import agree_on_memory  # noqa: E402
@@ -227,13 +228,15 @@ RUNS: dict[str, Callable[[Rig], None]] = {
 
 
 def decode() -> None:
-    """A VAE's picture in bands of rows."""
+    """A VAE's picture in bands of rows, on all ranks; then on the first alone, as ComfyUI gets it."""
     case = VAES[VAE]
     with off_gpu():
         model = case.build()
-    PipelineVAE(model.to(GPU), JobGroups(GPU, SILENT).world_axis(), Hooks())
+    axis = JobGroups(GPU, SILENT).world_axis()
+    PipelineVAE(model.to(GPU), axis, Hooks())
     for _ in range(2):
-        model.decode(case.latents().to(GPU))
+        picture = model.decode(case.latents().to(GPU)).sample
+        collect(picture[..., axis.own(picture.shape[ROWS]), :], ROWS, picture.shape[ROWS], axis)
 
 
 def run_case(what: str, degrees: dict[str, Any], missing: str, folder: Path) -> dict[str, Any]:
