@@ -1,4 +1,4 @@
-"""Records where a rank's time goes: spans of requests, steps and communication, in memory of a fixed size.
+"""Records where a rank's time goes: spans of requests, steps and communication, in memory of a limited size.
 
 Communication is the time that a rank waits. An exchange that overlaps computation counts only from the moment when its
 result is needed. The rest of a step is computation.
@@ -7,7 +7,6 @@ result is needed. The rest of a step is computation.
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -107,10 +106,8 @@ class Timeline:
     def __init__(self, device: torch.device, capacity: int = CAPACITY) -> None:
         self.clock = DeviceClock(device) if is_accelerator(device) and capacity else HostClock()
         self.capacity = capacity
-        # Allocated at once, so that a rank's memory does not grow with its first jobs.
-        self.kinds = [("", "")] * capacity
-        self.begins, self.ends = (array("q", bytes(8 * capacity)) for _ in range(2))
-        self.count = self.moves = 0
+        self.kept: deque[tuple[str, str, int, int]] = deque(maxlen=max(1, capacity))
+        self.moves = 0
         self.pending: deque[tuple[tuple[str, str], Any, Any]] = deque(maxlen=max(1, capacity))
         self.inside: list[tuple[int, int]] = []  # communication since the last step: begin and length
         self.waited = 0
@@ -142,7 +139,7 @@ class Timeline:
         finally:
             self.read_marks()
             self.pending.clear()
-            self.keep((name, REQUEST), begin, time.monotonic_ns())
+            self.kept.append((name, REQUEST, begin, time.monotonic_ns()))
 
     def read_marks(self) -> None:
         """Reads the marks that have passed, without waiting."""
@@ -151,7 +148,7 @@ class Timeline:
             kind, first, last = pending.popleft()
             begin, end = clock.read(first), clock.read(last)
             clock.release(first, last)
-            self.keep(kind, begin, end)
+            self.kept.append((*kind, begin, end))
             if kind[1] == COMMUNICATION:
                 self.inside.append((begin, end - begin))
                 self.waited += end - begin
@@ -159,23 +156,15 @@ class Timeline:
                 self.steps.append((end - begin, sum([length for start, length in self.inside if start >= begin])))
                 self.inside.clear()
 
-    def keep(self, kind: tuple[str, str], begin: int, end: int) -> None:
-        """Stores a span in place of the oldest."""
-        place = self.count % self.capacity
-        self.kinds[place], self.begins[place], self.ends[place] = kind, begin, end
-        self.count += 1
-
     def communicated(self) -> float:
         """Returns the seconds of all communication so far, as far as they have been read."""
         self.read_marks()
         return self.waited / 1e9
 
     def spans(self) -> list[Span]:
-        """Returns the kept spans, ordered by end. Leaves out steps whose communication is no longer complete."""
-        first = max(0, self.count - self.capacity)
-        places = [index % self.capacity for index in range(first, self.count)]
-        spans = [Span(*self.kinds[place], self.begins[place], self.ends[place]) for place in places]
-        if not first:
+        """Returns the kept spans, ordered by end. Leaves out steps whose communication may no longer be complete."""
+        spans = [Span(*each) for each in self.kept]
+        if len(spans) < self.capacity:
             return spans
         return [span for span in spans if span.category != STEP or span.begin >= spans[0].end]
 
