@@ -11,35 +11,21 @@ BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Parameters:
     """What a signature says, read once: torch calls a block's hooks in every forward.
 
-    places: the parameters that may be passed by position. rest, extra: the names of `*args` and `**kwargs`, if any.
+    places: the parameters that may be passed by position. takes_any: whether it has `**kwargs`.
     """
 
     def __init__(self, signature: inspect.Signature) -> None:
-        self.signature = signature
         parameters = signature.parameters.values()
-        kinds = {parameter.kind: parameter.name for parameter in parameters}
         self.places = tuple(parameter.name for parameter in parameters if parameter.kind in BY_POSITION)
-        self.rest = kinds.get(inspect.Parameter.VAR_POSITIONAL)
-        self.extra = kinds.get(inspect.Parameter.VAR_KEYWORD)
+        self.takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
         self.defaults = {parameter.name: parameter.default for parameter in parameters}
 
     def name(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name, those by position first. Those of `*args` are named by their
-        position. Raises TypeError for arguments that the function does not take."""
-        if not self.fits(args, kwargs):
-            self.signature.bind(*args, **kwargs)  # says what is wrong
+        position. What the function does not take is passed on, so that it raises its own error."""
         rest = range(len(args) - len(self.places))
         by_place = (*self.places[: len(args)], *map(str, rest))
         return {**dict(zip(by_place, args, strict=True)), **kwargs}
-
-    def fits(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether the function takes these arguments, apart from those that are missing."""
-        by_place = self.places[: len(args)]
-        return (
-            (self.rest is not None or len(args) <= len(self.places))
-            and kwargs.keys().isdisjoint(by_place)
-            and (self.extra is not None or kwargs.keys() <= self.defaults.keys())
-        )
 
     def is_given(self, name: str, value: Any) -> bool:
         """Whether an argument differs from its default."""
@@ -49,5 +35,5 @@ class Parameters:
         """Returns the positional and the keyword arguments of the call with these values, from `name`. A value that was
         added is passed if the function takes any."""
         names = [*values]
-        by_place, by_name = names[: len(args)], names[len(args) :] if self.extra else kwargs
+        by_place, by_name = names[: len(args)], names[len(args) :] if self.takes_any else kwargs
         return tuple(values[name] for name in by_place), {name: values[name] for name in by_name}
