@@ -41,8 +41,8 @@ class Axis:
     """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it.
 
     timeline: records the waits on this axis. shares: the relative speed of each place; what the axis splits is shared
-    in this proportion. Empty: all places are alike. least: what each place gets at least, if there is enough. ranks:
-    the global numbers of its places, if they are not those of the group.
+    in this proportion. Empty: all places are alike. ranks: the global numbers of its places, if they are not those of
+    the group.
     """
 
     group: dist.ProcessGroup | None  # None for a degree of one
@@ -50,7 +50,6 @@ class Axis:
     index: int
     timeline: Timeline = field(default=SILENT, compare=False, repr=False)
     shares: tuple[float, ...] = ()
-    least: int = 0
     ranks: tuple[int, ...] = ()
 
     @property
@@ -60,11 +59,11 @@ class Axis:
 
     def sizes(self, size: int) -> list[int]:
         """Returns the share of each index in a dim of this size."""
-        return shard_sizes(size, self.degree, self.shares, self.least)
+        return shard_sizes(size, self.degree, self.shares)
 
     def own(self, size: int) -> slice:
         """Returns this rank's range in a dim of this size."""
-        own = shard_range(size, self.index, self.degree, self.shares, self.least)
+        own = shard_range(size, self.index, self.degree, self.shares)
         return slice(own.start, own.stop)
 
     def own_size(self, size: int) -> int:
@@ -175,7 +174,6 @@ def build_mesh(
     places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
-    axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks cannot run on zero tokens
     for each, group in (*of_axes.items(), *links.items()):
         shake_hands(group, device, each)
     own = tuple(group for group in (*groups.values(), *links.values()) if world is None or group is not world.group)

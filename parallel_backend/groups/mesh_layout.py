@@ -221,12 +221,11 @@ def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()
 
 
 @functools.lru_cache(maxsize=4096)
-def split_sizes(size: int, shares: tuple[float, ...], least: int = 0) -> tuple[int, ...]:
+def split_sizes(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     """Splits a dim of this size in proportion to these shares, by the largest-remainder method.
 
-    Each part is rounded down; the parts with the largest remainders get one more, the first ones among equals.
-    least: the minimum of each part, if the size allows it. The arithmetic is exact, so all ranks get the same result.
-    For equal shares the result is that of `shard_sizes`.
+    Each part is rounded down; the parts with the largest remainders get one more, the first ones among equals. The
+    arithmetic is exact, so all ranks get the same result. For equal shares the result is that of `shard_sizes`.
     """
     exact = [Fraction(share) for share in shares]
     whole = sum(exact)
@@ -235,22 +234,18 @@ def split_sizes(size: int, shares: tuple[float, ...], least: int = 0) -> tuple[i
     most_cut = sorted(range(len(shares)), key=lambda place: sizes[place] - parts[place])
     for place in most_cut[: size - sum(sizes)]:
         sizes[place] += 1
-    if size >= least * len(shares):
-        while min(sizes) < least:
-            sizes[sizes.index(min(sizes))] += 1
-            sizes[sizes.index(max(sizes))] -= 1
     return tuple(sizes)
 
 
-def shard_sizes(size: int, degree: int, shares: tuple[float, ...] = (), least: int = 0) -> list[int]:
+def shard_sizes(size: int, degree: int, shares: tuple[float, ...] = ()) -> list[int]:
     """Splits a dim of this size over an axis of this degree: evenly, or by shares as `split_sizes` does."""
     if shares:
-        return [*split_sizes(size, shares, least)]
+        return [*split_sizes(size, shares)]
     return [size // degree + (index < size % degree) for index in range(degree)]
 
 
-def shard_range(size: int, index: int, degree: int, shares: tuple[float, ...] = (), least: int = 0) -> range:
+def shard_range(size: int, index: int, degree: int, shares: tuple[float, ...] = ()) -> range:
     """Returns the range of a dim of this size at one index of an axis of this degree, see `shard_sizes`."""
-    sizes = shard_sizes(size, degree, shares, least)
+    sizes = shard_sizes(size, degree, shares)
     start = sum(sizes[:index])
     return range(start, start + sizes[index])

@@ -54,5 +54,5 @@ def first_of(value: Value, axis: Axis, device: torch.device) -> Value:
     form = "d" if isinstance(value, float) else "q"
     with without_function_modes():
         own = torch.tensor(list(struct.pack(form, value)), dtype=torch.uint8, device=device)
-        first = gather(own[None], 0, axis.degree, axis)[0]
+        first = gather(own[None], 0, axis.degree, axis.evenly)[0]
     return type(value)(struct.unpack(form, bytes(first.tolist()))[0])

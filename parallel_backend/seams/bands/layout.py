@@ -40,14 +40,15 @@ class RowLayout(TokenLayout):
     def begin(self, height: int, width: int) -> bool:
         """Begins a forward of latents with these sides. Returns whether their rows are shared.
 
-        They are not if the last level has fewer rows than there are ranks, or if they are as narrow as one of its
-        pixels: then several levels of a band could have as many pixels, and could not be told apart.
+        They are not if a rank would have no row of the last level, or if they are as narrow as one of its pixels: then
+        several levels of a band could have as many pixels, and could not be told apart.
         """
         strides = [2**level for level in range(self.count)]
         self.levels = [Level(-(-height // stride), -(-width // stride), strides[-1] // stride) for stride in strides]
-        if self.levels[-1].height < self.axis.degree or width <= strides[-1] // 2:
+        rows = self.levels[-1].height
+        if not all(self.axis.sizes(rows)) or width <= strides[-1] // 2:
             return False
-        self.bands.rows = self.levels[-1].height
+        self.bands.rows = rows
         return True
 
     def cut_rows(self, whole: torch.Tensor, times: int = 1) -> torch.Tensor:

@@ -24,7 +24,7 @@ class RowBands:
 
     What is split are the rows of the level with the fewest: a VAE's latent, or a UNet's middle. At every other level a
     band has this rank's rows there, times the level's scale. The last band has the rows that are left. Every rank has
-    rows: callers split nothing that has fewer rows than there are ranks.
+    rows: callers split nothing of which a rank would have none.
     """
 
     def __init__(self, axis: Axis) -> None:

@@ -32,7 +32,7 @@ LEVELS = 4  # of Stable Diffusion 1
 
 def layout(index: int, height: int) -> RowLayout:
     """Of one of two ranks."""
-    found = RowLayout(RowBands(Axis(None, 2, index, least=1)), LEVELS, ForwardSlot())
+    found = RowLayout(RowBands(Axis(None, 2, index)), LEVELS, ForwardSlot())
     found.begin(height, 64)
     return found
 

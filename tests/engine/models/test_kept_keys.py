@@ -15,7 +15,7 @@ from tests.support.ranks.pool import RankPool
 TOLERANCE = 1e-5
 STEPS = 3
 # By number of ranks, plans that these take one after the other. Under cfg, ranks have kept the keys of other prompts.
-# Each way to exchange tokens, and unlike devices; on four ranks, both ways together.
+# Each way to exchange tokens, and unlike devices, of which one has no token but padding; on four ranks, both together.
 PLANS: dict[int, list[dict[str, Any]]] = {
     2: [{"cfg": 2}, {"ulysses": 2}, {"ring": 2, "speeds": [1, 0.4]}, {"ulysses": 2, "speeds": [0.001, 1]}],
     4: [{"cfg": 2, "ulysses": 2}, {"ulysses": 2, "ring": 2}],
@@ -65,7 +65,8 @@ def test_from_the_second_step_on_ranks_share_the_tokens(
             continue
         by_rank = [seen[name] for seen in found[world, place].seen]
         later = [tokens[len(tokens) // STEPS :] for tokens in by_rank]
-        assert sum(map(sum, later)) == (STEPS - 1) * prompts * fresh, name
+        counts = [count for tokens in later for count in tokens if count > 1]  # a rank without any has one of padding
+        assert sum(counts) == (STEPS - 1) * prompts * fresh, name
         assert min(min(tokens[: len(tokens) // STEPS]) for tokens in by_rank) > fresh, "the first step runs whole"
 
 

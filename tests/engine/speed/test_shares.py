@@ -44,13 +44,6 @@ def test_equal_speeds_split_evenly(size: int, speed: float, ranks: int) -> None:
     assert [*split_sizes(size, (speed,) * ranks)] == shard_sizes(size, ranks)
 
 
-@given(SIZES, SPEEDS)
-def test_none_goes_without_where_one_is_the_least(size: int, speeds: tuple[float, ...]) -> None:
-    sizes = split_sizes(size, speeds, 1)
-    assert sum(sizes) == size
-    assert size < len(speeds) or min(sizes) >= 1
-
-
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.data())
 def test_stages_have_all_blocks_and_none_is_empty(blocks: list[int], data: st.DataObject) -> None:
     speeds = data.draw(st.lists(st.floats(0.01, 100), min_size=1, max_size=min(4, len(blocks))).map(tuple))
