@@ -20,6 +20,11 @@ tree_map_only, tree_leaves = _pytree.tree_map_only, _pytree.tree_leaves
 LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
 
 
+def list_tensors(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a value, also those in lists and dicts."""
+    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
 def cpu_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> LogSumExp:

@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from ..compat import DispatchMode, packet_of, tree_leaves
+from ..compat import DispatchMode, list_tensors, packet_of
 from ..hooks import Hooks
 from ..models.checks import attention_sizes_of, modules_at
 from ..models.spec import BlockList, spec_of
@@ -199,10 +199,6 @@ class Tally(DispatchMode):
             self.streams += sum(each.nbytes for each in streams)
             self.numbers += sum(each.numel() for each in streams)
         return result
-
-
-def list_tensors(value: Any) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -31,8 +31,7 @@ class Call(NamedTuple):
 
     @property
     def latents(self) -> list[torch.Tensor]:
-        first = self.args[0]
-        return list(first) if isinstance(first, (list, tuple)) else [first]
+        return tensors_of(self.args[0])
 
     @property
     def size(self) -> int:

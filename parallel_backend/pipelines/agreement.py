@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..compat import list_tensors
 from ..errors import RequestError
 from ..groups.collectives import gather_numbers
 
@@ -31,7 +32,7 @@ def check_same(tensors: Mapping[str, Batch], names: Sequence[str], device: torch
     negative_lowest, highest = both.cpu()
     (numel, norm, ramp), (_, largest_norm, _) = (highest + negative_lowest).unbind(1), highest.unbind(1)
     for index, name in enumerate(names):
-        integer = name in tensors and not parts_of(tensors[name])[0].is_floating_point()
+        integer = name in tensors and not list_tensors(tensors[name])[0].is_floating_point()
         allowed = 0.0 if integer else TOLERANCE * largest_norm[index]
         if numel[index] or max(norm[index], ramp[index]) > allowed:
             raise RequestError(
@@ -46,14 +47,10 @@ def is_batch(value: Any) -> bool:
     return torch.is_tensor(value) or (isinstance(value, list) and bool(value) and all(map(torch.is_tensor, value)))
 
 
-def parts_of(value: Batch) -> list[torch.Tensor]:
-    return value if isinstance(value, list) else [value]
-
-
 def fingerprint(value: Batch | None) -> torch.Tensor:
     """Returns three numbers that differ for different tensors: the size, the norm, and the product with a ramp."""
     if value is None:
         return torch.zeros(3)
-    flat = torch.cat([part.detach().flatten().float() for part in parts_of(value)])
+    flat = torch.cat([part.detach().flatten().float() for part in list_tensors(value)])
     ramp = torch.linspace(-1, 1, flat.numel(), device=flat.device)
     return torch.stack([flat.new_tensor(flat.numel()), flat.norm(), (flat * ramp).sum()]).cpu()

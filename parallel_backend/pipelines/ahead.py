@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat import tree_leaves, version_of
+from ..compat import list_tensors, version_of
 from ..seams.kept import is_equal
 from .agreement import all_agree
 from .arguments import TIMESTEP, ModelCall
@@ -130,5 +130,4 @@ def same(one: Any, other: Any) -> bool:
 
 
 def versions_of(call: ModelCall) -> list[int]:
-    tensors = [each for each in tree_leaves(call.constant) if torch.is_tensor(each)]
-    return list(map(version_of, tensors))
+    return list(map(version_of, list_tensors(call.constant)))

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from ..apply_plan import shares_tokens
-from ..compat import is_compiled, tree_leaves, tree_map_only
+from ..compat import is_compiled, list_tensors, tree_leaves, tree_map_only
 from ..errors import RequestError
 from ..groups.calls import Call
 from ..groups.mesh import Axis
 from ..models import ModelSpec
 from ..plan import ParallelPlan
 from ..seams.kept import first_equal
-from .agreement import Batch, check_same, is_batch, parts_of
+from .agreement import Batch, check_same, is_batch
 
 BATCH_DIM = 0
 LATENTS = ("hidden_states", "x", "sample")
@@ -89,15 +89,15 @@ class ModelCall:
     @property
     def kind(self) -> tuple:
         """What the form of the prediction depends on: the forms of all tensors, and autocast."""
-        tensors = [each for each in tree_leaves((self.changing, self.constant)) if torch.is_tensor(each)]
-        device = parts_of(self.latents)[0].device.type
+        tensors = list_tensors((self.changing, self.constant))
+        device = list_tensors(self.latents)[0].device.type
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return cast, *((each.shape, each.dtype) for each in tensors)
 
     def for_step(self) -> Call:
         """Returns the call as `StepPipeline` takes it."""
         timestep = next((self.changing[name] for name in TIMESTEP if name in self.changing), 0.0)
-        parts = parts_of(self.latents)
+        parts = list_tensors(self.latents)
         latents = parts[0] if isinstance(self.latents, torch.Tensor) else torch.stack(parts)
         return Call((latents, torch.as_tensor(timestep)), self.constant)
 
@@ -178,11 +178,11 @@ class ModelArguments:
         """Raises RequestError if ranks got different prompts or noise, or if the model was compiled meanwhile. It runs
         when a call of the pipeline begins, which the new conditions show. After that, each step passes the same
         tensors."""
-        conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
+        conditions = list_tensors({name: value for name, value in tensors.items() if name not in NEW_EACH_STEP})
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return
         refuse_compiled(self.model, self.plan)
-        device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
+        device = next(list_tensors(tensors[name])[0].device for name in LATENTS if name in tensors)
         check_same(tensors, self.batch_first, device)
         self.agreed.update({id(value): value for value in conditions})
 

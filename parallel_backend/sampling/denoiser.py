@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat import tree_leaves
+from ..compat import list_tensors
 from ..device import is_accelerator
 from ..groups.collectives import gather
 from ..parallel_model import ParallelModel
@@ -151,8 +151,7 @@ class _Run:
     def choose_serial_steps(self, link: StageLink) -> range:
         """Returns the steps in which one patch at a time goes through all stages: on a GPU, the first ones with patches
         of these shapes. They load kernels, see `StageLink`."""
-        given = tree_leaves([(each.kwargs, each.channels) for each in self.passes])
-        shapes = [each.shape for each in given if torch.is_tensor(each)]
+        shapes = [each.shape for each in list_tensors([(each.kwargs, each.channels) for each in self.passes])]
         compiles = self.plan.compiles(len(self.stepper)), repr(self.model.compiled.asked)  # the same on all ranks
         self.kind = self.inputs.shape, type(self.stepper.scheduler), *compiles, *shapes
         is_new = is_accelerator(self.inputs.device) and self.kind not in link.loaded

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...compat import tree_leaves
+from ...compat import list_tensors
 from ...errors import RequestError
 from ...groups.calls import Call
 from ...models.spec import ALWAYS_WHOLE, CONTROL, PATCH_OPTIONS
@@ -179,5 +179,4 @@ def conditions_of(calls: Sequence[Call]) -> list[torch.Tensor]:
     """Returns the calls' tensors other than latents, timesteps, options and ControlNets' inputs. Ranks keep conditions
     between requests, so the same condition is the same tensor."""
     own = [{name: call.kwargs[name] for name in sorted(call.kwargs)} for call in calls]
-    kept = [value for each in own for name, value in each.items() if name not in (ALWAYS_WHOLE, CONTROL)]
-    return [leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor)]
+    return list_tensors([each for call in own for name, each in call.items() if name not in (ALWAYS_WHOLE, CONTROL)])
