@@ -43,9 +43,10 @@ class Store(ABC):
     def own_part(self, block: FlatBlock) -> tuple[int, int]:
         """Returns where this rank's part of a block starts and stops."""
 
-    @abstractmethod
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes this rank's part of a block, see `FlatBlock.write`."""
+        (start, stop), kept = self.own_part(block), self.blocks[place]
+        block.write(kept if self.axis else kept[start:stop], start, values, only)
 
     @abstractmethod
     def length(self, block: FlatBlock) -> int:
@@ -89,9 +90,6 @@ class ShardedStore(Store):
         size = self.length(block) // self.axis.degree
         return self.axis.index * size, (self.axis.index + 1) * size
 
-    def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        block.write(self.blocks[place], self.own_part(block)[0], values, only)
-
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         return getattr(dist, ALL_GATHER)(buffer, self.blocks[place], group=self.axis.group, async_op=True).wait
 
@@ -124,10 +122,6 @@ class HostStore(Store):
 
     def own_part(self, block: FlatBlock) -> tuple[int, int]:
         return self.memory.own_part(self.length(block))
-
-    def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        start, stop = self.own_part(block)
-        block.write(self.blocks[place][start:stop], start, values, only)
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         return self.copy(buffer, self.blocks[place])
