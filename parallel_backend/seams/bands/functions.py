@@ -73,26 +73,19 @@ class BandFunctions(TorchFunctionMode):
         return handler(self, func, *args, **kwargs)
 
     def convolve(self, func: Op, band: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        """If the convolution pads rows, the neighbours' rows replace the zeros. If it does not, its input is already
+        padded (`pad`), or it computes each row by itself."""
         given = {"stride": 1, "padding": 0, "dilation": 1, **options}
         given |= zip(CONVOLUTIONS[func], args, strict=False)
+        padding = given["padding"]
 
         def run(rows: torch.Tensor, padding: Any) -> torch.Tensor:
             return func(rows, weight, **{**given, "padding": padding})
 
-        return self.with_borders(run, band, weight, given["stride"], given["padding"], given["dilation"])
-
-    def with_borders(
-        self, run: Op, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
-    ) -> torch.Tensor:
-        """Runs a convolution `run(rows, padding)` on the band.
-
-        If it pads rows, the neighbours' rows replace the zeros. If it does not, its input is already padded (`pad`), or
-        it computes each row by itself.
-        """
         if isinstance(padding, str):
             raise self.refusal(f"a convolution with padding={padding!r}")
-        edge, step = of_rows(padding, band), of_rows(stride, band)
-        reach = of_rows(dilation, band) * (weight.shape[ROWS] - 1)
+        edge, step = of_rows(padding, band), of_rows(given["stride"], band)
+        reach = of_rows(given["dilation"], band) * (weight.shape[ROWS] - 1)
         if not edge:
             return run(band, padding)
         if reach != 2 * edge or edge > self.bands.smallest:
