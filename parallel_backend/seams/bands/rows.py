@@ -70,8 +70,7 @@ class RowBands:
         missing = scale * self.local_rows - band.shape[ROWS]
         if missing:
             band = torch.cat((band, band.new_zeros((*band.shape[:ROWS], missing, band.shape[-1]))), ROWS)
-        split = band.unflatten(ROWS, (self.local_rows, scale))
-        return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2).narrow(ROWS, 0, rows)
+        return self.gather_tokens(band).narrow(ROWS, 0, rows)
 
     def check(self, band: torch.Tensor, scale: int, model: torch.nn.Module) -> None:
         """Raises RuntimeError if what a model returned is not this rank's band at the level of this scale."""
