@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..axes import JOINT_AXES, PICTURE_AXES, STAGE_AXES
+from ..axes import JOINT_AXES, PICTURE_AXES
 from ..compat import unbound
 from ..device import (
     CPU,
@@ -96,11 +96,6 @@ class Mesh:
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
-
-    @property
-    def weight_places(self) -> tuple[int, ...]:
-        """This rank's places on the axes along which ranks hold different weights."""
-        return tuple(self[axis].index for axis in STAGE_AXES)
 
     def groups(self) -> list[dist.ProcessGroup]:
         """Returns the groups of this rank's axes and links, in the same order on all ranks."""

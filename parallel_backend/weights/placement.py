@@ -175,7 +175,7 @@ class WeightPlacement:
         if plan.weights == SHARED:
             return ShardedStore(ranks.replicas(plan), device)
         sizes = model.fetched.sizes
-        memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
+        memory = agree_on_memory((model.mesh["pipefusion"].index, sizes), HostStore.total(sizes), ranks.control_group)
         needed = count_host_bytes(plan, model.sizes) // plan.pipefusion
         ranks.all_or_none(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
         return HostStore(sizes, device, memory)

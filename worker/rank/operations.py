@@ -248,7 +248,7 @@ class Operations:
             model.begin_sampling("")
             model.fetched.await_fetches()  # a refused forward may still fetch into this memory
             axis = model.fetched.store and model.fetched.store.axis
-            self.park_weights(job, model.parking, (*model.mesh.weight_places, axis.index if axis else 0))
+            self.park_weights(job, model.parking, (model.mesh["pipefusion"].index, axis.index if axis else 0))
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:

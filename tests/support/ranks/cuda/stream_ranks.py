@@ -77,7 +77,7 @@ class Rig:
         if weights == SHARED:
             store = ShardedStore(self.groups.replicas(self.plan), GPU)
         if weights == HOST:
-            what = (self.mesh.weight_places, fetched.sizes)
+            what = (self.mesh["pipefusion"].index, fetched.sizes)
             memory = agree_on_memory(what, HostStore.total(fetched.sizes), None)
             store = HostStore(fetched.sizes, GPU, memory)
         self.model.bring(range(len(fetched.blocks)) if store else (), store)

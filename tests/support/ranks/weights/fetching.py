@@ -79,7 +79,7 @@ class Meshes:
         if kind == SHARED:
             return ShardedStore(self.made[mesh.plan][1], CPU)
         sizes = fetched.sizes
-        memory = agree_on_memory((mesh.weight_places, sizes), HostStore.total(sizes), None)
+        memory = agree_on_memory((mesh["pipefusion"].index, sizes), HostStore.total(sizes), None)
         return HostStore(sizes, CPU, memory)
 
 
