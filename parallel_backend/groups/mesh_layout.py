@@ -50,20 +50,18 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
     the plan.
     """
     stages = None if blocks is None else stages_of(plan, blocks)
-    parts = []
+    parts, ways = [], plan.ways(BATCH_AXES)
     for rank, places in enumerate(places_of_ranks(plan)):
-        batch, stage = (
-            (joint_place(axes, plan.degrees(), places), plan.ways(axes)) for axes in (BATCH_AXES, STAGE_AXES)
-        )
+        batch, stage = places["batch"], places["pipefusion"]
         own = None if heads is None else own_heads(heads, plan, places)
         parts.append(
             RankPart(
                 rank,
                 places,
-                batch,
-                fraction(places["batch"], plan.ways(BATCH_AXES), axis_shares(plan, BATCH_AXES, places)),
-                stage,
-                None if stages is None else stages[stage[0]],
+                (batch, ways),
+                fraction(batch, ways, axis_shares(plan, BATCH_AXES, places)),
+                (stage, plan.pipefusion),
+                None if stages is None else stages[stage],
                 own,
                 token_spans(plan, places),
                 head_share(heads, own, plan, places),
