@@ -44,7 +44,9 @@ def apply_plan(
     """
     plan = mesh.plan
     check_module(plan, model)
-    sizes = attention_sizes_of(model, spec) if spec and may_run_attention(model, spec, plan) else None
+    sizes = None
+    if spec and not spec.unshared and (shares_tokens(plan) or spec.is_diffusers):  # else a host's class runs its own
+        sizes = attention_sizes_of(model, spec)
     kernel = choose_kernel(sizes, mesh, dtype)
     blocks = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     stages_alone = spec is not None and spec.unshared and plan.pipefusion > 1
@@ -80,11 +82,6 @@ def apply_plan_inside(
     install_boundary(network, spec, layout, hooks, None)
     if sizes and kernel:
         share_attention(network, spec, sizes, ParallelAttention(mesh, layout, kernel), hooks)
-
-
-def may_run_attention(model: torch.nn.Module, spec: ModelSpec, plan: ParallelPlan) -> bool:
-    """Returns whether this package runs the attention. If no tokens are shared, classes of a host run their own."""
-    return not spec.unshared and (shares_tokens(plan) or spec.is_diffusers)
 
 
 def shares_tokens(plan: ParallelPlan) -> bool:
