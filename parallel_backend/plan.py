@@ -280,16 +280,10 @@ class ParallelPlan:
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         if self.speeds:
-            parts.append(f"speeds {format_speeds(self.speeds)}")
+            parts.append("speeds " + ":".join(f"{speed / max(self.speeds):.3g}" for speed in self.speeds))
         return " × ".join(parts) or "one rank"
 
 
 def is_speed(value: object) -> bool:
     """Returns whether a value is a valid speed."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 / MAX_SPEED <= value <= MAX_SPEED
-
-
-def format_speeds(speeds: Iterable[float]) -> str:
-    """Formats speeds as a proportion; the fastest is 1."""
-    known = [*speeds]
-    return ":".join(f"{speed / max(known):.3g}" for speed in known)
