@@ -216,9 +216,7 @@ def count_operations(model: torch.nn.Module, blocks: Mapping[torch.nn.Module, in
     """Counts what runs of the model while entered. These blocks are counted separately; the values: see
     `count_returned`."""
     tally = Tally()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_counting)
-        hooks = stack.enter_context(Hooks())
+    with _counting, Hooks() as hooks:
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 hooks.replace(layer, "forward", functools.partial(plain_linear, layer))
@@ -226,7 +224,7 @@ def count_operations(model: torch.nn.Module, blocks: Mapping[torch.nn.Module, in
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
             hooks.replace(block, "forward", functools.partial(tally.run_block, block.forward, kind, returned))
         for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
-            stack.enter_context(mode)
+            hooks.enter_context(mode)
         yield tally
 
 
