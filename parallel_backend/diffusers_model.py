@@ -66,14 +66,14 @@ class DiffusersModel(ParallelModel):
         model.unread, model.has_one_stage = source, mesh.plan.pipefusion > 1
         return model
 
-    def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
+    def bring(self, numbers: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Keeps the weights of these blocks of this rank in a store and all others on the device.
 
         Reads this rank's weights if they are not read yet, and runs no collectives then. Raises ModelFileError. The
         model cannot be used after that. check: not called, because nobody cancels a script.
         """
         unread, self.unread = self.unread, None
-        self.fetched.rearrange(places, store, partial(self.stored_values, unread) if unread else None)
+        self.fetched.rearrange(numbers, store, partial(self.stored_values, unread) if unread else None)
         if unread:
             names = [name for name, _, _ in self.fetched.names()]
             load_weights(self.model, unread, self.mesh.device, names)

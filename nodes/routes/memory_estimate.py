@@ -21,7 +21,7 @@ from ...parallel_backend.groups.communicators import count_communicator_bytes
 from ...parallel_backend.groups.mesh_layout import rank_parts
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, OF_HOST, WeightRoom, count_host_bytes
-from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
+from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_blocks
 from ..costs.forward import packed_shape
 from ..plan_words import Remark, format_seconds, remark
 from ..workers.group import device_type, last_status, settings
@@ -160,7 +160,7 @@ class MemoryEstimate:
             return [remark("partly_in_ram")] if is_in_part else []
         stages = self.sizes.by_stage(self.plan)
         size = format_bytes(self.sizes.count_fetched_bytes(self.plan))
-        going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
+        going, blocks = max((len(fetched_blocks(stage, self.plan)), len(stage)) for stage in stages)
         found = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
         found += [self.explain_fetching(self.room)] if self.is_fetched_by_auto and self.room else []
         found += self.explain_link(computing) if device_type() != CPU else []

@@ -204,7 +204,8 @@ def describe_ranks(plan: ParallelPlan, sampled: Sampled | None, branches: tuple[
         branches = ()
     pairs = itertools.zip_longest(parts, list_plan_cards(plan)[: len(parts)])
     return [
-        rank_json(part, card) | {"branch": branches[part.places["cfg"]] if branches else None} for part, card in pairs
+        rank_json(part, card) | {"branch": branches[part.coordinates["cfg"]] if branches else None}
+        for part, card in pairs
     ]
 
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import (
     axis_shares,
+    coordinates_of_ranks,
     fraction,
     largest_rows,
     own_heads,
-    places_of_ranks,
     shard_sizes,
     stages_of,
 )
@@ -168,12 +168,12 @@ def share_work(work: Work, plan: ParallelPlan) -> list[RankShare]:
     """Returns each rank's share, in order. Rows are shared over dp and cfg, tokens over ring and ulysses, heads over
     ulysses."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
-    for places in places_of_ranks(plan):
-        by_batch, by_tokens = (axis_shares(plan, axes, places) for axes in (BATCH_AXES, TOKEN_AXES))
-        own_rows = shard_sizes(work.parts, plan.ways(BATCH_AXES), by_batch)[places["batch"]]
-        start, stop = fraction(places["sequence"], plan.token_ways, by_tokens)
-        heads = len(own_heads(work.cost.heads, plan, places)) / work.cost.heads
-        ring = tuple(places[axis] for axis in ("batch", "pipefusion", "ring"))
+    for coordinates in coordinates_of_ranks(plan):
+        by_batch, by_tokens = (axis_shares(plan, axes, coordinates) for axes in (BATCH_AXES, TOKEN_AXES))
+        own_rows = shard_sizes(work.parts, plan.ways(BATCH_AXES), by_batch)[coordinates["batch"]]
+        start, stop = fraction(coordinates["sequence"], plan.token_ways, by_tokens)
+        heads = len(own_heads(work.cost.heads, plan, coordinates)) / work.cost.heads
+        ring = tuple(coordinates[axis] for axis in ("batch", "pipefusion", "ring"))
         queries[ring] += stop - start
         found.append((own_rows, stop - start, heads, ring))
     return [RankShare(own_rows, tokens, heads * queries[ring]) for own_rows, tokens, heads, ring in found]

@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The rows of a call that a group runs. rows: the part's place in the call, as an axis that splits its batch."""
+    """The rows of a call that a group runs. rows: the part's index in the call, as an axis that splits its batch."""
 
     call: int
     group: int
@@ -65,9 +65,9 @@ def share_out(sizes: Sequence[int], groups: Axis) -> list[Part]:
     even = (count for count in range(1, alike + 1) if not alike % count and not len(sizes) * count % groups.degree)
     count = next(even, max(1, groups.degree // len(sizes)))
     rows = [
-        (call, Axis(None, count, place))
+        (call, Axis(None, count, index))
         for call, size in enumerate(sizes)
-        for place, share in enumerate(shard_sizes(size, count))
+        for index, share in enumerate(shard_sizes(size, count))
         if share
     ]
     return [Part(call, index % groups.degree, axis) for index, (call, axis) in enumerate(rows)]

@@ -87,7 +87,7 @@ def list_axes(plan: ParallelPlan) -> list[Communicator]:
 def list_links(plan: ParallelPlan) -> list[Communicator]:
     """Lists the links from each stage to the next one, and from the last to the first."""
     rows = rows_along(plan, "pipefusion") if plan.pipefusion > 1 else []
-    following = [(sender, row[(place + 1) % len(row)]) for row in rows for place, sender in enumerate(row)]
+    following = [(sender, row[(index + 1) % len(row)]) for row in rows for index, sender in enumerate(row)]
     return [Communicator(tuple(sorted(pair)), pairs=frozenset((pair,))) for pair in following]
 
 

@@ -38,10 +38,10 @@ LONGEST_WAIT = timedelta(hours=6)
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it.
+    """One axis of the mesh as this rank sees it: its group, its degree, and this rank's index on it.
 
-    timeline: records the waits on this axis. shares: the relative speed of each place; what the axis splits is shared
-    in this proportion. Empty: all places are alike. ranks: the global numbers of its places, if they are not those of
+    timeline: records the waits on this axis. shares: the relative speed of each index; what the axis splits is shared
+    in this proportion. Empty: all are alike. ranks: the global numbers of its ranks, if they are not those of
     the group.
     """
 
@@ -120,17 +120,17 @@ def start_distributed(
     if "LOCAL_RANK" not in os.environ:
         raise GroupError("There is no group to join.", "Start the script with torchrun --nproc-per-node=RANKS SCRIPT.")
     kind = check_kind(device_type) if device_type else default_kind()
-    place: dict[str, Any] = {}
+    rendezvous: dict[str, Any] = {}
     if store:
-        place = {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        rendezvous = {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     if kind == CPU:
-        dist.init_process_group(group_backends(kind), **place)
+        dist.init_process_group(group_backends(kind), **rendezvous)
         return torch.device(kind)
     ranks, most = int(os.environ["LOCAL_WORLD_SIZE"]), len(gpus) or count(kind)
     if ranks > most:
         raise PlanError(f"{ranks} ranks were started for {most} GPUs.", f"Start --nproc-per-node={most} or fewer.")
     device = select(kind, int(os.environ["LOCAL_RANK"]), gpus)
-    dist.init_process_group(group_backends(kind), device_id=device, **place)
+    dist.init_process_group(group_backends(kind), device_id=device, **rendezvous)
     return device
 
 
@@ -166,8 +166,8 @@ def build_mesh(
     stages = axes["pipefusion"]
     ends = {0: link_in, stages.degree - 1: link_out}  # the last stage returns the result to the first by its link to it
     axes["pipefusion"] = replace(stages, group=ends.get(stages.index))
-    places = {name: axis.index for name, axis in axes.items()}
-    shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
+    coordinates = {name: axis.index for name, axis in axes.items()}
+    shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), coordinates) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
     for each, group in (*of_axes.items(), *links.items()):
         shake_hands(group, device, each)

@@ -22,7 +22,7 @@ Share = tuple[float, float]
 class RankPart:
     """A rank's part of the work.
 
-    places: its place on every axis; on the joint axes, places count row by row.
+    coordinates: its index on every axis; on the joint axes, indices count row by row.
     share, stage: its share of the batch and its pipeline stage, each as (index, count).
     rows: its share of the batch as fractions (start, stop), exact to a row.
     blocks: of its stage; None if their number is unknown.
@@ -33,7 +33,7 @@ class RankPart:
     """
 
     rank: int
-    places: dict[str, int]
+    coordinates: dict[str, int]
     share: tuple[int, int]
     rows: Share
     stage: tuple[int, int]
@@ -51,47 +51,47 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
     """
     stages = None if blocks is None else stages_of(plan, blocks)
     parts, ways = [], plan.ways(BATCH_AXES)
-    for rank, places in enumerate(places_of_ranks(plan)):
-        batch, stage = places["batch"], places["pipefusion"]
-        own = None if heads is None else own_heads(heads, plan, places)
+    for rank, coordinates in enumerate(coordinates_of_ranks(plan)):
+        batch, stage = coordinates["batch"], coordinates["pipefusion"]
+        own = None if heads is None else own_heads(heads, plan, coordinates)
         parts.append(
             RankPart(
                 rank,
-                places,
+                coordinates,
                 (batch, ways),
-                fraction(batch, ways, axis_shares(plan, BATCH_AXES, places)),
+                fraction(batch, ways, axis_shares(plan, BATCH_AXES, coordinates)),
                 (stage, plan.pipefusion),
                 None if stages is None else stages[stage],
                 own,
-                token_spans(plan, places),
-                head_share(heads, own, plan, places),
+                token_spans(plan, coordinates),
+                head_share(heads, own, plan, coordinates),
             )
         )
     return parts
 
 
-def places_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
-    """Returns the places of each rank on every axis, including the joint ones."""
+def coordinates_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
+    """Returns the coordinates of each rank: its index on every axis, including the joint ones."""
     degrees, found = plan.degrees(), []
     for indices in itertools.product(*map(range, degrees.values())):
-        places = dict(zip(degrees, indices, strict=True))
-        found.append(places | {name: joint_place(axes, degrees, places) for name, axes in JOINT_AXES.items()})
+        coordinates = dict(zip(degrees, indices, strict=True))
+        found.append(coordinates | {name: joint_index(axes, degrees, coordinates) for name, axes in JOINT_AXES.items()})
     return found
 
 
 def rows_along(plan: ParallelPlan, *names: str) -> list[list[int]]:
     """Returns the rows of ranks along these axes taken as one; the ranks of a row differ in no other axis."""
     rows: dict[tuple[int, ...], list[int]] = {}
-    for rank, places in enumerate(places_of_ranks(plan)):
-        others = tuple(places[axis] for axis in plan.degrees() if axis not in names)
+    for rank, coordinates in enumerate(coordinates_of_ranks(plan)):
+        others = tuple(coordinates[axis] for axis in plan.degrees() if axis not in names)
         rows.setdefault(others, []).append(rank)
     return list(rows.values())
 
 
-def axis_shares(plan: ParallelPlan, axes: Sequence[str], places: Mapping[str, int]) -> tuple[float, ...]:
-    """Returns the relative speed of each place on these axes taken as one, for a rank with these places.
+def axis_shares(plan: ParallelPlan, axes: Sequence[str], coordinates: Mapping[str, int]) -> tuple[float, ...]:
+    """Returns the relative speed of each index on these axes taken as one, for a rank with these coordinates.
 
-    Empty if all are alike. The speed of a place is the sum over its ranks. Axes that split weights sum over all groups
+    Empty if all are alike. The speed of an index is the sum over its ranks. Axes that split weights sum over all groups
     that share the batch; other axes sum over this rank's group only. So all groups have the same stages, and all stages
     of a group the same tokens and heads.
     """
@@ -99,39 +99,43 @@ def axis_shares(plan: ParallelPlan, axes: Sequence[str], places: Mapping[str, in
         return ()
     fixed = [] if set(axes) <= set(STAGE_AXES) else [axis for axis in BATCH_AXES if axis not in axes]
     behind: list[list[float]] = [[] for _ in range(plan.ways(axes))]
-    for speed, others in zip(plan.speeds, places_of_ranks(plan), strict=True):
-        if all(others[axis] == places[axis] for axis in fixed):
-            behind[joint_place(axes, plan.degrees(), others)].append(speed)
+    for speed, others in zip(plan.speeds, coordinates_of_ranks(plan), strict=True):
+        if all(others[axis] == coordinates[axis] for axis in fixed):
+            behind[joint_index(axes, plan.degrees(), others)].append(speed)
     shares = tuple(map(math.fsum, behind))
     return shares if len(set(shares)) > 1 else ()
 
 
 def largest_share(plan: ParallelPlan, axes: Sequence[str]) -> float:
     """Returns the largest share that a rank gets of what these axes split, as a fraction."""
-    found = [axis_shares(plan, axes, places) for places in (places_of_ranks(plan) if plan.speeds else ())]
+    found = [
+        axis_shares(plan, axes, coordinates) for coordinates in (coordinates_of_ranks(plan) if plan.speeds else ())
+    ]
     return max((max(shares) / sum(shares) for shares in found if shares), default=1 / plan.ways(axes))
 
 
-def own_heads(heads: int, plan: ParallelPlan, places: Mapping[str, int]) -> range:
-    """Returns the heads that a rank at these places computes in attention."""
-    return shard_range(heads, places["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), places))
+def own_heads(heads: int, plan: ParallelPlan, coordinates: Mapping[str, int]) -> range:
+    """Returns the heads that a rank at these coordinates computes in attention."""
+    return shard_range(heads, coordinates["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), coordinates))
 
 
-def head_share(heads: int | None, own: range | None, plan: ParallelPlan, places: Mapping[str, int]) -> Share | None:
+def head_share(
+    heads: int | None, own: range | None, plan: ParallelPlan, coordinates: Mapping[str, int]
+) -> Share | None:
     """Returns a rank's heads as fractions; approximate if their number is unknown. None if it has all."""
     if plan.ulysses == 1:
         return None
     if heads and own is not None:
         return own.start / heads, own.stop / heads
-    return fraction(places["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), places))
+    return fraction(coordinates["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), coordinates))
 
 
-def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping[str, int]) -> int:
-    """Returns a rank's place on these axes taken as one; the first axis is the outermost."""
-    place = 0
+def joint_index(axes: Iterable[str], degrees: Mapping[str, int], coordinates: Mapping[str, int]) -> int:
+    """Returns a rank's index on these axes taken as one; the first axis is the outermost."""
+    index = 0
     for axis in axes:
-        place = place * degrees[axis] + places[axis]
-    return place
+        index = index * degrees[axis] + coordinates[axis]
+    return index
 
 
 def largest_rows(plan: ParallelPlan, rows: int) -> int:
@@ -139,10 +143,10 @@ def largest_rows(plan: ParallelPlan, rows: int) -> int:
     return max(shard_sizes(rows, plan.ways(BATCH_AXES), axis_shares(plan, BATCH_AXES, {})))
 
 
-def fraction(place: int, ways: int, shares: Sequence[float] = ()) -> Share:
+def fraction(index: int, ways: int, shares: Sequence[float] = ()) -> Share:
     """Returns one of `ways` parts as (start, stop). shares: relative sizes of the parts; equal if empty."""
     ends = [0, *itertools.accumulate(shares or (1,) * ways)]
-    return ends[place] / ends[-1], ends[place + 1] / ends[-1]
+    return ends[index] / ends[-1], ends[index + 1] / ends[-1]
 
 
 def same_weights(plan: ParallelPlan, other: ParallelPlan) -> bool:
@@ -151,13 +155,15 @@ def same_weights(plan: ParallelPlan, other: ParallelPlan) -> bool:
         return False
     if plan.pipefusion > 1 and stage_rule(plan) != stage_rule(other):
         return False
-    pairs = zip(places_of_ranks(plan), places_of_ranks(other), strict=False)  # the other plan may have fewer ranks
+    pairs = zip(
+        coordinates_of_ranks(plan), coordinates_of_ranks(other), strict=False
+    )  # the other plan may have fewer ranks
     return all(one[axis] == two[axis] for one, two in pairs for axis in STAGE_AXES)
 
 
-def token_spans(plan: ParallelPlan, places: Mapping[str, int]) -> tuple[Share, ...]:
-    """Returns the token spans at these places: each patch is split over the whole sequence axis by itself."""
-    start, stop = fraction(places["sequence"], plan.token_ways, axis_shares(plan, TOKEN_AXES, places))
+def token_spans(plan: ParallelPlan, coordinates: Mapping[str, int]) -> tuple[Share, ...]:
+    """Returns the token spans at these coordinates: each patch is split over the whole sequence axis by itself."""
+    start, stop = fraction(coordinates["sequence"], plan.token_ways, axis_shares(plan, TOKEN_AXES, coordinates))
     patches = plan.patch_count
     return tuple(((patch + start) / patches, (patch + stop) / patches) for patch in range(patches))
 
@@ -189,9 +195,9 @@ def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()
     def weight(stage: range) -> int:
         return ends[stage.stop] - ends[stage.start]
 
-    def cost(stage: range, place: int) -> float:
+    def cost(stage: range, index: int) -> float:
         """The sum of these costs is smallest when the stages' weights are in proportion to their speeds."""
-        return weight(stage) ** 2 / shares[place] if shares else weight(stage) ** 2
+        return weight(stage) ** 2 / shares[index] if shares else weight(stage) ** 2
 
     @functools.cache
     def evenest(start: int, stages: int) -> tuple[float, tuple[range, ...]]:
@@ -229,9 +235,9 @@ def split_sizes(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     whole = sum(exact)
     parts = [size * share / whole for share in exact]
     sizes = [math.floor(part) for part in parts]
-    most_cut = sorted(range(len(shares)), key=lambda place: sizes[place] - parts[place])
-    for place in most_cut[: size - sum(sizes)]:
-        sizes[place] += 1
+    most_cut = sorted(range(len(shares)), key=lambda index: sizes[index] - parts[index])
+    for index in most_cut[: size - sum(sizes)]:
+        sizes[index] += 1
     return tuple(sizes)
 
 

@@ -97,13 +97,13 @@ class PipelineTransformer:
     def spread(self, found: list[Any] | None, calls: list[ModelCall]) -> list[torch.Tensor]:
         """Returns on every rank the predictions that rank 0 has found. Ranks learn the form of each kind once."""
         device, spread = self.transformer.mesh.device, []
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             kind = call.size, *call.kind
             if kind not in self.forms:
-                numbers = torch.tensor(describe_output(found[place]) if found else [0] * NUMBERS, device=device)
+                numbers = torch.tensor(describe_output(found[index]) if found else [0] * NUMBERS, device=device)
                 dist.broadcast(numbers, 0)
                 self.forms[kind] = numbers.tolist()
-            own: Any = found[place].contiguous() if found else allocate_output(self.forms[kind], device)
+            own: Any = found[index].contiguous() if found else allocate_output(self.forms[kind], device)
             dist.broadcast(own, 0)
             spread.append(own)
         return spread

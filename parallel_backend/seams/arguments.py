@@ -11,20 +11,20 @@ BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Parameters:
     """What a signature says, read once: torch calls a block's hooks in every forward.
 
-    places: the parameters that may be passed by position. takes_any: whether it has `**kwargs`.
+    positional: the parameters that may be passed by position. takes_any: whether it has `**kwargs`.
     """
 
     def __init__(self, signature: inspect.Signature) -> None:
         parameters = signature.parameters.values()
-        self.places = tuple(parameter.name for parameter in parameters if parameter.kind in BY_POSITION)
+        self.positional = tuple(parameter.name for parameter in parameters if parameter.kind in BY_POSITION)
         self.takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
         self.defaults = {parameter.name: parameter.default for parameter in parameters}
 
     def name(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name, those by position first. Those of `*args` are named by their
         position. What the function does not take is passed on, so that it raises its own error."""
-        rest = range(len(args) - len(self.places))
-        by_place = (*self.places[: len(args)], *map(str, rest))
+        rest = range(len(args) - len(self.positional))
+        by_place = (*self.positional[: len(args)], *map(str, rest))
         return {**dict(zip(by_place, args, strict=True)), **kwargs}
 
     def is_given(self, name: str, value: Any) -> bool:

@@ -40,7 +40,7 @@ class HeadShares(NamedTuple):
 
     lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
     ring_lengths: keys by rank of the ring.
-    places: of fresh keys in the cache, if there is one.
+    ranges: of fresh keys in the cache, if there is one, as (start, length).
     heads: of the queries. group: the number of query heads that share a key head.
     parts: in which heads are exchanged.
     """
@@ -48,7 +48,7 @@ class HeadShares(NamedTuple):
     lengths: tuple[int, ...]
     seen_lengths: tuple[int, ...]
     ring_lengths: list[int]
-    places: list[tuple[int, int]]
+    ranges: list[tuple[int, int]]
     heads: int
     group: int
     parts: tuple[HeadPart, ...]
@@ -148,7 +148,7 @@ class ParallelAttention:
             lengths=tuple(layout.lengths_by_rank(streams)[ranks.start : ranks.stop]),
             seen_lengths=tuple(layout.lengths_by_rank(seen)[ranks.start : ranks.stop]),
             ring_lengths=[sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
-            places=[] if cache is None else layout.cache_places(seen, ranks),
+            ranges=[] if cache is None else layout.cache_ranges(seen, ranks),
             heads=heads,
             group=group,
             parts=head_parts(tuple(self.ulysses.sizes(heads)), group, most),
@@ -171,7 +171,7 @@ class ParallelAttention:
         queries, keys = part.queries[own], part.keys[own]
         if cache := layout.forward.cache:
             whole = layout.forward.running == layout.slot.every_segment()
-            k_BhRD, v_BhRD = cache.refresh((owner, index), shares.places, whole, k_BhRD, v_BhRD)
+            k_BhRD, v_BhRD = cache.refresh((owner, index), shares.ranges, whole, k_BhRD, v_BhRD)
         if mask is not None and mask.ndim > 2 and 1 < mask.shape[-3] == shares.heads:
             mask = mask.narrow(-3, queries.start, len(queries))
         kept = [each[:, keys.start : keys.stop] for each in kept] if kept else ()

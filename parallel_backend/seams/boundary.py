@@ -188,8 +188,8 @@ class BlockBoundary:
             for name in before:
                 self.layout.learn((name,), start)
             self.layout.learn((image,), stop - start if before else stop)
-        places = [self.layout.cut_place(place, self.joined) for place in (start, stop)]
-        values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
+        ends = [self.layout.cut_position(each, self.joined) for each in (start, stop)]
+        values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: ends}
 
     def cut(self, value: Any, streams: Streams, said: Said = SPEC) -> Any:
         return each_stream(partial(self.cut_tokens, said=said), value, streams)
@@ -231,7 +231,7 @@ class BlockBoundary:
         match side:
             case Places(streams):
                 own = names(streams)
-                return layout.cut_place(value, own) if isinstance(value, int) else layout.cut_ranges(value, own)
+                return layout.cut_position(value, own) if isinstance(value, int) else layout.cut_ranges(value, own)
             case Last(dim, stream):
                 return self.once(name, value, lambda whole: layout.cut_last(whole, stream, dim))
             case Kept():
@@ -263,8 +263,8 @@ class BlockBoundary:
         of_one = math.ceil(tokens / value.shape[1])
 
         def by_token(frames: torch.Tensor) -> torch.Tensor:
-            places = self.layout.cut(torch.arange(tokens, device=frames.device), (stream,), 0)
-            return frames.index_select(1, places // of_one)
+            positions = self.layout.cut(torch.arange(tokens, device=frames.device), (stream,), 0)
+            return frames.index_select(1, positions // of_one)
 
         return self.once(name, value, by_token)
 
@@ -296,15 +296,15 @@ def install_boundary(
     layout: of the model; of the other model for a network inside of it.
     """
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
-    own = [place for place, (_, block) in enumerate(every) if not isinstance(block, StandIn)]
+    own = [index for index, (_, block) in enumerate(every) if not isinstance(block, StandIn)]
     follows = {block: blocks.between == LOCAL and blocks is after for (blocks, block), (after, _) in pairwise(every)}
     for blocks, block in every[: own[0]]:
         if block is modules_at(model, blocks.path)[0]:
             boundary = BlockBoundary(model, block, blocks, layout)
             hooks.before(block, partial(learn_streams, boundary), with_kwargs=True)
-    for place in own:
-        blocks, block = every[place]
-        arrive = partial(link.receive, blocks) if link and not link.is_first and place == own[0] else None
+    for index in own:
+        blocks, block = every[index]
+        arrive = partial(link.receive, blocks) if link and not link.is_first and index == own[0] else None
         is_last = block is every[-1][1]
         chained = bool(spec.head and spec.head.between == LOCAL) if is_last else follows[block]
         gathers = blocks.between == GATHERED or (is_last and not spec.head and spec.inside is None)

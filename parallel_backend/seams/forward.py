@@ -26,16 +26,16 @@ class StaleCache:
         self.masks: dict[object, torch.Tensor] = {}  # over the keys; constant in a run
 
     def refresh(
-        self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
+        self, owner: object, ranges: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes fresh keys and values to `places`, pairs of start and length. Returns the keys and values of all
+        """Writes fresh keys and values to `ranges`, pairs of start and length. Returns the keys and values of all
         tokens, BhCD."""
         if whole:
             self.kept[owner] = (k_BhRD.clone(), v_BhRD.clone())
         else:
-            lengths = [length for _, length in places]
+            lengths = [length for _, length in ranges]
             for cached, fresh in zip(self.kept[owner], (k_BhRD, v_BhRD), strict=True):
-                for (start, length), part in zip(places, fresh.split(lengths, 2), strict=True):
+                for (start, length), part in zip(ranges, fresh.split(lengths, 2), strict=True):
                     cached[:, :, start : start + length] = part
         return self.kept[owner]
 

@@ -265,9 +265,9 @@ class TokenLayout:
                     found.append((first + shift, last + shift, *own_rest))
         return sorted(found, key=itemgetter(0))
 
-    def cut_place(self, place: int, streams: Names) -> int:
+    def cut_position(self, position: int, streams: Names) -> int:
         """Returns how many of this rank's tokens come before a position in the joined streams."""
-        return sum(min(max(place - each.whole, 0), each.length) for each in self.local_ranges(streams))
+        return sum(min(max(position - each.whole, 0), each.length) for each in self.local_ranges(streams))
 
     @once_a_forward
     def token_order(self, streams: Names, ranks: range, every: bool, device: torch.device) -> torch.Tensor:
@@ -281,12 +281,12 @@ class TokenLayout:
         return torch.cat(found)
 
     @once_a_forward
-    def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
+    def cache_ranges(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
         """Returns the ranges (start, length) of the running segments' tokens among all segments' tokens of these ranks.
         The order is rank by rank, then stream by stream, then segment by segment."""
-        places, start = [], 0
+        ranges, start = [], 0
         for rank, segment in product(ranks, self.list_segments(streams, every=True)):
             if segment.runs:
-                places.append((start, segment.sizes[rank]))
+                ranges.append((start, segment.sizes[rank]))
             start += segment.sizes[rank]
-        return places
+        return ranges

@@ -101,8 +101,8 @@ class ModuleAttention:
         """Returns the mask that shows tokens at most `reach` away."""
 
         def compute() -> torch.Tensor:
-            places = torch.arange(self.layout.total(self.streams), device=device)
-            return ((places[:, None] - places).abs() <= reach)[None, None]
+            positions = torch.arange(self.layout.total(self.streams), device=device)
+            return ((positions[:, None] - positions).abs() <= reach)[None, None]
 
         return self.layout.forward.once(f"window.{self.streams}.{reach}", compute)
 

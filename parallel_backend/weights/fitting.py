@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..plan import AUTO, HOST, MEMORY, SHARED, WHOLE, ParallelPlan
-from .sizes import FETCHED, WeightSizes, fetched_places
+from .sizes import FETCHED, WeightSizes, fetched_blocks
 
 GB = 1e9
 OF_HOST = 0.9  # share of the host's free memory that weights may fill
@@ -101,7 +101,7 @@ def count_host_bytes(plan: ParallelPlan, sizes: WeightSizes) -> int:
     """Returns the bytes of one copy of the weights in the host's memory, over all stages."""
     if plan.weights != HOST:
         return 0
-    return sum(stage[place] for stage in sizes.by_stage(plan) for place in fetched_places(stage, plan))
+    return sum(stage[number] for stage in sizes.by_stage(plan) for number in fetched_blocks(stage, plan))
 
 
 def estimate_fetch_seconds(plan: ParallelPlan, sizes: WeightSizes, links: Links) -> float:

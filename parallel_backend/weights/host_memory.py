@@ -27,14 +27,14 @@ class HostMemory:
     """RAM for one copy of weights, at most `size` bytes. A page takes no RAM until something is written to it.
 
     shared: memory that several ranks map; None for memory of this rank alone.
-    place: this rank's index among the `writers`. Each of them writes its part of the copy.
+    writer: this rank's index among the `writers`. Each of them writes its part of the copy.
     copies: how many such copies this machine will hold.
     pinner: pins what has been allocated.
     """
 
     def __init__(self, size: int, shared: SharedMemory | None = None) -> None:
         self.size, self.shared = size, shared
-        self.place, self.writers, self.copies = 0, 1, 1
+        self.writer, self.writers, self.copies = 0, 1, 1
         self.mapped: torch.Tensor | None = None
         self.pinner: Pinner | None = None
 
@@ -70,7 +70,7 @@ class HostMemory:
     def own_part(self, size: int) -> tuple[int, int]:
         """Returns where this rank's part starts and stops. Other ranks may read it once all ranks agree that they have
         written."""
-        own = shard_range(-(-size // ALIGNMENT), self.place, self.writers)
+        own = shard_range(-(-size // ALIGNMENT), self.writer, self.writers)
         return min(size, own.start * ALIGNMENT), min(size, own.stop * ALIGNMENT)
 
 
@@ -93,10 +93,10 @@ def agree_on_memory(
     found = gather_numbers((*own, *address), group)
     peers = [rank for rank, each in enumerate(found) if each[:2] == own]
     copies = len({each[1] for each in found if each[0] == machine})
-    place, shared = peers.index(dist.get_rank(group)), None
+    writer, shared = peers.index(dist.get_rank(group)), None
     if known and all(each[2:] == address for each in map(found.__getitem__, peers)):
         shared = known
-    elif place == 0 and len(peers) > 1:
+    elif writer == 0 and len(peers) > 1:
         shared = create_shared(size)
     address = Address(*gather_numbers(shared.address if shared else NOWHERE, group)[peers[0]])
     if shared is None and address != NOWHERE:
@@ -105,9 +105,9 @@ def agree_on_memory(
     have = gather_numbers((int(shared is not None),), group)
     writers = len(peers)
     if len(peers) > 1 and not all(have[peer] == (1,) for peer in peers):
-        shared, place, writers, copies = None, 0, 1, sum(each[0] == machine for each in found)
+        shared, writer, writers, copies = None, 0, 1, sum(each[0] == machine for each in found)
     memory = last if last and last.shared is shared else HostMemory(size, shared)
-    memory.place, memory.writers, memory.copies = place, writers, copies
+    memory.writer, memory.writers, memory.copies = writer, writers, copies
     return memory
 
 

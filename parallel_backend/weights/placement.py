@@ -27,7 +27,7 @@ from .free_ram import available_ram_bytes
 from .host_memory import agree_on_memory
 from .loading import Check, go_on
 from .prefetcher import BlockPrefetcher
-from .sizes import FETCHED, WeightSizes, fetched_places
+from .sizes import FETCHED, WeightSizes, fetched_blocks
 from .stores import HostStore, ShardedStore, Store
 
 TOO_LITTLE_RAM = f"Use weights={SHARED} or a lower weight_blocks in the plan, or a machine with more RAM."
@@ -54,7 +54,7 @@ class PlacedModel(Protocol):
         """Returns how much of `free` device memory the weights may take. The operator may want some left."""
         ...
 
-    def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
+    def bring(self, numbers: Collection[int], store: Store | None, check: Check) -> None: ...
 
 
 class AllRanks:
@@ -154,16 +154,18 @@ class WeightPlacement:
 
     def _bring(self, ranks: AllRanks, model: PlacedModel, plan: ParallelPlan) -> None:
         own = model.sizes.by_stage(plan)[model.mesh["pipefusion"].index] if model.sizes.blocks else []
-        places = fetched_places(own, plan)
-        store = self._store(ranks, model, plan) if places else None
+        numbers = fetched_blocks(own, plan)
+        store = self._store(ranks, model, plan) if numbers else None
         reads_others = bool(model.fetched.store and model.fetched.store.axis)
         # Ranks that read each other's weights read on to the end: they learn of a cancel at different moments.
-        bring = partial(model.bring, places, store, go_on if reads_others else ranks.check)
+        bring = partial(model.bring, numbers, store, go_on if reads_others else ranks.check)
         with Hooks() as hooks:
             hooks.replace(self, "bringing", model.sizes.count_resident_bytes(plan)[model.mesh["pipefusion"].index])
             ranks.all_or_none(bring if reads_others else lambda: ranks.without_collectives(bring))
         if store:
-            logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
+            logging.info(
+                "%d of %d blocks are fetched for each forward (%s weights)", len(numbers), len(own), store.kind
+            )
             if store.pinner and store.pinner.seconds:
                 logging.info("%s", store.pinner)
 
@@ -204,7 +206,7 @@ class WeightPlacement:
         pinner = model.fetched.store and model.fetched.store.pinner
         return {
             "kind": plan.weights,
-            "blocks": max(len(fetched_places(stage, plan)) for stage in stages),
+            "blocks": max(len(fetched_blocks(stage, plan)) for stage in stages),
             "of": max(map(len, stages)),
             "kept": max(sizes.count_resident_bytes(plan)),
             "whole": max(sizes.count_resident_bytes(replace(plan, weights=WHOLE))),

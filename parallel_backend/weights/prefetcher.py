@@ -53,20 +53,21 @@ class BlockPrefetcher:
         self.dtypes = dtypes or {}
         self.timeline = timeline
         self.hooks = Hooks()
-        self.flat_blocks: dict[int, FlatBlock] = {}  # by place, in order
+        self.flat_blocks: dict[int, FlatBlock] = {}  # by number, in order
         self.buffers: list[torch.Tensor] = []
-        self.turns: dict[int, torch.Tensor] = {}  # by place, the buffer that a block is fetched into
+        self.turns: dict[int, torch.Tensor] = {}  # by number, the buffer that a block is fetched into
         self.store: Store | None = None
         self.elsewhere = 0  # parameter bytes that are not on the device
         self.asked = self.done = 0  # counts of blocks in the running forward
         self.underway: deque[Arrive] = deque()
 
-    def flatten_blocks(self, places: Iterable[int]) -> dict[int, FlatBlock]:
-        """Returns the flat blocks at these places, fetched or not."""
+    def flatten_blocks(self, numbers: Iterable[int]) -> dict[int, FlatBlock]:
+        """Returns the flat blocks of these numbers, fetched or not."""
         keep = {id(parameter) for parameter in find_shared_parameters(self.model, self.shared)}
         return {
-            place: self.flat_blocks.get(place) or FlatBlock(self.paths[place], self.blocks[place], keep, self.dtypes)
-            for place in sorted(places)
+            number: self.flat_blocks.get(number)
+            or FlatBlock(self.paths[number], self.blocks[number], keep, self.dtypes)
+            for number in sorted(numbers)
         }
 
     @property
@@ -75,49 +76,49 @@ class BlockPrefetcher:
         return [flat.size for flat in self.flatten_blocks(range(len(self.blocks))).values()]
 
     def names(self) -> Iterator[tuple[str, int, str]]:
-        """Yields each fetched parameter: its name in the model, its block's place, its name in the block."""
-        for place, flat in self.flat_blocks.items():
+        """Yields each fetched parameter: its name in the model, its block's number, its name in the block."""
+        for number, flat in self.flat_blocks.items():
             for name in flat.names:
-                yield f"{flat.path}.{name}", place, name
+                yield f"{flat.path}.{name}", number, name
 
     def rearrange(
-        self, places: Iterable[int], store: Store | None, values: Callable[[FlatBlock], Values] | None = None
+        self, numbers: Iterable[int], store: Store | None, values: Callable[[FlatBlock], Values] | None = None
     ) -> None:
-        """Fetches the blocks at these places from a store from now on, and no others.
+        """Fetches the blocks of these numbers from a store from now on, and no others.
 
         All ranks that share a store call this together.
         values: gives the values of a block whose parameters have none yet.
         Raises torch's error if memory is too small. The model can't be used after that.
         """
         self.await_fetches()
-        flat_blocks = self.flatten_blocks(places) if store else {}
+        flat_blocks = self.flatten_blocks(numbers) if store else {}
         buffers = self._make_buffers(flat_blocks, store)
         turns = {
-            place: buffers[index % BUFFERS][: store.length(flat)]
-            for index, (place, flat) in enumerate(flat_blocks.items())
+            number: buffers[turn % BUFFERS][: store.length(flat)]
+            for turn, (number, flat) in enumerate(flat_blocks.items())
             if store
         }
         stay = self.flat_blocks.keys() & flat_blocks.keys() if store is self.store else set()
         taken: dict[int, Values] = {}  # where blocks find their values
 
-        def find(place: int) -> Iterator[torch.Tensor]:
-            if store and values and place in flat_blocks:
-                flat = flat_blocks[place]
-                taken[place] = values(flat)
-                yield from (part for _, _, part in flat.elements(*store.own_part(flat), taken[place]))
+        def find(number: int) -> Iterator[torch.Tensor]:
+            if store and values and number in flat_blocks:
+                flat = flat_blocks[number]
+                taken[number] = values(flat)
+                yield from (part for _, _, part in flat.elements(*store.own_part(flat), taken[number]))
 
-        for place in read_ahead(sorted((self.flat_blocks.keys() | flat_blocks.keys()) - stay), find):
-            if self.store and place in self.flat_blocks:
-                self.store.fetch(place, self.turns[place])()
-            if store and place in flat_blocks:
-                flat = flat_blocks[place]
-                store.allocate(place, flat)
-                store.write(place, flat, taken.pop(place, flat.block.get_parameter))
-                flat.bind(turns[place])
+        for number in read_ahead(sorted((self.flat_blocks.keys() | flat_blocks.keys()) - stay), find):
+            if self.store and number in self.flat_blocks:
+                self.store.fetch(number, self.turns[number])()
+            if store and number in flat_blocks:
+                flat = flat_blocks[number]
+                store.allocate(number, flat)
+                store.write(number, flat, taken.pop(number, flat.block.get_parameter))
+                flat.bind(turns[number])
             else:
-                self.flat_blocks[place].release()
-            if self.store and place in self.flat_blocks:
-                del self.store.blocks[place]
+                self.flat_blocks[number].release()
+            if self.store and number in self.flat_blocks:
+                del self.store.blocks[number]
         if store and store.pinner:
             store.pinner.wait()
         self.flat_blocks, self.turns, self.buffers, self.store = flat_blocks, turns, buffers, store
@@ -144,13 +145,13 @@ class BlockPrefetcher:
 
     def rebind(self) -> None:
         """Makes the fetched parameters views of the buffers again, after someone has replaced them."""
-        for place, flat in self.flat_blocks.items():
-            flat.bind(self.turns[place])
+        for number, flat in self.flat_blocks.items():
+            flat.bind(self.turns[number])
 
-    def rewrite(self, place: int, name: str, value: torch.Tensor) -> None:
+    def rewrite(self, number: int, name: str, value: torch.Tensor) -> None:
         """Writes this rank's part of a new value for a fetched parameter. No forward may be running."""
         if self.store:
-            self.store.write(place, self.flat_blocks[place], lambda _: value, only=name)
+            self.store.write(number, self.flat_blocks[number], lambda _: value, only=name)
 
     def install(self) -> None:
         """Installs the hooks on the fetched blocks, after the hooks that they already have."""
@@ -209,9 +210,9 @@ class BlockPrefetcher:
 
     def _ask(self) -> None:
         if self.store and self.asked < len(self.flat_blocks):
-            place = list(self.flat_blocks)[self.asked]
+            number = list(self.flat_blocks)[self.asked]
             self.asked += 1
-            self.underway.append(self.store.fetch(place, self.turns[place]))
+            self.underway.append(self.store.fetch(number, self.turns[number]))
 
 
 def find_shared_parameters(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:

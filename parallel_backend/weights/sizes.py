@@ -32,7 +32,7 @@ class WeightSizes:
 
     def by_stage(self, plan: ParallelPlan) -> list[list[int]]:
         """Returns, for each pipeline stage of the plan, the sizes of its blocks."""
-        return [[self.blocks[place] for place in stage] for stage in stages_of(plan, self.blocks)]
+        return [[self.blocks[number] for number in stage] for stage in stages_of(plan, self.blocks)]
 
     def count_resident_bytes(self, plan: ParallelPlan) -> list[int]:
         """Returns, for each pipeline stage, the bytes that a rank keeps on its device. weights=auto counts as whole."""
@@ -44,23 +44,23 @@ class WeightSizes:
         """Returns the bytes that a rank fetches in a forward, for the stage that fetches the most."""
         if not self.blocks or plan.weights not in FETCHED:
             return 0
-        each = [sum(stage[place] for place in fetched_places(stage, plan)) for stage in self.by_stage(plan)]
+        each = [sum(stage[number] for number in fetched_blocks(stage, plan)) for stage in self.by_stage(plan)]
         return max(each) - (max(each) // plan.replicas if plan.weights == SHARED else 0)
 
 
-def fetched_places(blocks: Sequence[int], plan: ParallelPlan) -> list[int]:
+def fetched_blocks(blocks: Sequence[int], plan: ParallelPlan) -> list[int]:
     """Lists which of a rank's blocks are fetched. They are spread evenly, so that each fetch hides behind several
     blocks."""
     if plan.weights not in FETCHED:
         return []
     count = min(len(blocks), plan.weight_blocks or len(blocks))
-    return [place * len(blocks) // count for place in range(count)]
+    return [number * len(blocks) // count for number in range(count)]
 
 
 def count_freed_bytes(blocks: Sequence[int], plan: ParallelPlan) -> int:
     """Returns the device bytes that fetching saves a rank: the fetched blocks, less its own shard of them and the
     buffers."""
-    going = [blocks[place] for place in fetched_places(blocks, plan)]
+    going = [blocks[number] for number in fetched_blocks(blocks, plan)]
     if not going:
         return 0
     share = sum(-(-size // plan.replicas) for size in going) if plan.weights == SHARED else 0

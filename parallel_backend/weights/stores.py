@@ -21,7 +21,7 @@ Arrive = Callable[[], object]  # waits for a fetch
 
 
 class Store(ABC):
-    """Keeps flat blocks by place, that is, by a block's index.
+    """Keeps flat blocks by number, a block's index among this rank's blocks.
 
     kind: the plan's `weights=` value.
     axis: the ranks that keep a shard of each block, all of which a fetch needs; None if this rank has whole blocks.
@@ -36,16 +36,16 @@ class Store(ABC):
         self.blocks: dict[int, torch.Tensor] = {}
 
     @abstractmethod
-    def allocate(self, place: int, block: FlatBlock) -> None:
+    def allocate(self, number: int, block: FlatBlock) -> None:
         """Allocates memory for a block. Raises torch's error if there is too little."""
 
     @abstractmethod
     def own_part(self, block: FlatBlock) -> tuple[int, int]:
         """Returns where this rank's part of a block starts and stops."""
 
-    def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
+    def write(self, number: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes this rank's part of a block, see `FlatBlock.write`."""
-        (start, stop), kept = self.own_part(block), self.blocks[place]
+        (start, stop), kept = self.own_part(block), self.blocks[number]
         block.write(kept if self.axis else kept[start:stop], start, values, only)
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Store(ABC):
         """Returns the length of the buffer that the block is fetched into."""
 
     @abstractmethod
-    def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
+    def fetch(self, number: int, buffer: torch.Tensor) -> Arrive:
         """Starts to fetch a block into a buffer. The copy runs after the work that the device already has."""
 
     def on_device(self) -> list[torch.Tensor]:
@@ -83,15 +83,15 @@ class ShardedStore(Store):
         unit = ALIGNMENT * self.axis.degree
         return -(-block.size // unit) * unit
 
-    def allocate(self, place: int, block: FlatBlock) -> None:
-        self.blocks[place] = torch.zeros(self.length(block) // self.axis.degree, dtype=torch.uint8, device=self.device)
+    def allocate(self, number: int, block: FlatBlock) -> None:
+        self.blocks[number] = torch.zeros(self.length(block) // self.axis.degree, dtype=torch.uint8, device=self.device)
 
     def own_part(self, block: FlatBlock) -> tuple[int, int]:
         size = self.length(block) // self.axis.degree
         return self.axis.index * size, (self.axis.index + 1) * size
 
-    def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
-        return getattr(dist, ALL_GATHER)(buffer, self.blocks[place], group=self.axis.group, async_op=True).wait
+    def fetch(self, number: int, buffer: torch.Tensor) -> Arrive:
+        return getattr(dist, ALL_GATHER)(buffer, self.blocks[number], group=self.axis.group, async_op=True).wait
 
     def on_device(self) -> list[torch.Tensor]:
         return list(self.blocks.values())
@@ -117,14 +117,14 @@ class HostStore(Store):
     def length(self, block: FlatBlock) -> int:
         return align(block.size)
 
-    def allocate(self, place: int, block: FlatBlock) -> None:
-        self.blocks[place] = self.memory.allocate(self.offsets[place], self.length(block), self.device)
+    def allocate(self, number: int, block: FlatBlock) -> None:
+        self.blocks[number] = self.memory.allocate(self.offsets[number], self.length(block), self.device)
 
     def own_part(self, block: FlatBlock) -> tuple[int, int]:
         return self.memory.own_part(self.length(block))
 
-    def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
-        return self.copy(buffer, self.blocks[place])
+    def fetch(self, number: int, buffer: torch.Tensor) -> Arrive:
+        return self.copy(buffer, self.blocks[number])
 
     @property
     def pinner(self) -> Pinner | None:

@@ -119,9 +119,9 @@ def test_what_is_told_of_each_rank_is_what_the_engine_gives_it(case: int, real_p
     assert len(parts) == plan.world_size
     found = [ranks[case] for ranks in real_parts]
     idle = found[plan.world_size :] if plan.world_size > 1 else []
-    assert not any(place for real in idle for place in real["places"].values())
+    assert not any(index for real in idle for index in real["coordinates"].values())
     for part, real in zip(parts if idle else parts * (WORLD // len(parts)), found[: WORLD - len(idle)], strict=True):
-        assert part.places == real["places"]
+        assert part.coordinates == real["coordinates"]
         assert list(part.blocks) == real["blocks"]
         assert list(part.heads) == real["heads"]
         assert [round(at * HEADS) for at in part.head_share or (0, 1)] == [real["heads"][0], real["heads"][-1] + 1]

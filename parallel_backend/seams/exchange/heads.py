@@ -45,8 +45,8 @@ def head_parts(sizes: tuple[int, ...], group: int, most: int) -> tuple[HeadPart,
 def part_range(size: int, part: int, count: int) -> range:
     """Returns which of `size` heads are in a part. Parts are as even as possible. Those in the middle are the larger
     ones, because ranks wait for the first part to arrive and for the last one to leave."""
-    middle_first = sorted(range(count), key=lambda place: abs(2 * place - count + 1))
-    sizes = [size // count + (middle_first.index(place) < size % count) for place in range(count)]
+    middle_first = sorted(range(count), key=lambda part: abs(2 * part - count + 1))
+    sizes = [size // count + (middle_first.index(part) < size % count) for part in range(count)]
     start = sum(sizes[:part])
     return range(start, start + sizes[part])
 

@@ -82,7 +82,7 @@ def scatter_heads(
     message = plan_exchange(axis.index, batch, width, lengths, shares)
     send = tensors_BHLE[0].new_empty(sum(message.to))
     for run in message.runs:
-        heads = [view_heads(tensor, run, place) for place, tensor in enumerate(tensors_BHLE)]
+        heads = [view_heads(tensor, run, index) for index, tensor in enumerate(tensors_BHLE)]
         torch.cat(heads, 3, out=send[run.start : run.stop].view(run.shape))
     shape = (sum(lengths), batch, sum(message.own), width)
     received = send.new_empty(sum(message.of))
@@ -146,8 +146,8 @@ def list_runs(*shares: Shares) -> Iterator[range]:
         start = rank
 
 
-def view_heads(tensor_BHLE: torch.Tensor, run: Run, place: int = 0) -> torch.Tensor:
-    """Returns a view of a run's heads in the tensor at this place of the message, rLBnE."""
-    heads = run.heads[place]
+def view_heads(tensor_BHLE: torch.Tensor, run: Run, index: int = 0) -> torch.Tensor:
+    """Returns a view of a run's heads in the tensor with this index in the message, rLBnE."""
+    heads = run.heads[index]
     ours = tensor_BHLE[:, heads.start : heads.stop]
-    return ours.unfold(1, run.counts[place], run.steps[place]).permute(1, 2, 0, 4, 3)
+    return ours.unfold(1, run.counts[index], run.steps[index]).permute(1, 2, 0, 4, 3)

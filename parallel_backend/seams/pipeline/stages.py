@@ -68,16 +68,16 @@ def keep_stage(
     own: the indices of the local blocks among all blocks.
     shared: submodules of blocks that the model reads outside of them.
     """
-    places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
+    every = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
     blocks = [block for each in lists for block in modules_at(model, each.path)]
-    for place, (each, index) in enumerate(places):
-        if place in own:
+    for number, (each, index) in enumerate(every):
+        if number in own:
             continue
         prefix = f"{each.path}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared if path.startswith(prefix)}
         siblings = cast("torch.nn.ModuleList", model.get_submodule(each.path))
-        hooks.callback(siblings.__setitem__, index, blocks[place])
-        siblings[index] = StandIn(blocks[place], each.returned, keep)
+        hooks.callback(siblings.__setitem__, index, blocks[number])
+        siblings[index] = StandIn(blocks[number], each.returned, keep)
     return blocks[own.start : own.stop]
 
 
@@ -241,24 +241,24 @@ class StageLink:
 
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
-        for place in list(self.in_flight):
-            self._await_delivery(place)
+        for first in list(self.in_flight):
+            self._await_delivery(first)
 
-    def _await_delivery(self, place: int) -> None:
-        if work := self.in_flight.pop(place, None):
+    def _await_delivery(self, first: int) -> None:
+        if work := self.in_flight.pop(first, None):
             with self.timeline.communication("stage sends, delivery"):
                 work.wait()
 
     def _send(self, parts: Sequence[torch.Tensor], segments: list[int]) -> None:
         """Sends copies of tensors, unless they are empty."""
-        place, size = segments[0], sum(part.numel() for part in parts)
-        self._await_delivery(place)  # it came before what this stage sends now, except in a step of two forwards
+        first, size = segments[0], sum(part.numel() for part in parts)
+        self._await_delivery(first)  # it came before what this stage sends now, except in a step of two forwards
         if not size:
             return
-        buffer = self.slot.take_buffer(("sent", place), size, parts[0])
+        buffer = self.slot.take_buffer(("sent", first), size, parts[0])
         torch.cat([part.detach().flatten() for part in parts], out=buffer[:size])
         with self.timeline.communication("stage send"):
             work = dist.isend(buffer[:size], self.next, group=self.outgoing)
         if work is not None:  # None only on a rank outside of the group
-            self.in_flight[place] = work
-        self.slot.buffers["sent", place] = buffer
+            self.in_flight[first] = work
+        self.slot.buffers["sent", first] = buffer

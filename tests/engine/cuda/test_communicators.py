@@ -14,7 +14,7 @@ import torch.distributed as dist
 from parallel_backend.device import group_options
 from parallel_backend.groups import mesh
 from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators
-from parallel_backend.groups.mesh_layout import places_of_ranks
+from parallel_backend.groups.mesh_layout import coordinates_of_ranks
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import SHARED, WHOLE, ParallelPlan
 from tests.support.fakes.rank import in_world
@@ -71,7 +71,7 @@ def test_weights_are_shared_by_the_ranks_that_have_the_same_ones_whatever_plan_w
     groups = JobGroups(GPU, Timeline(torch.device("cpu")))
     with patch.object(mesh, "shake_hands", lambda *_: None):
         for plan in [ParallelPlan(**degrees) for degrees in list_degrees(world)]:
-            stages = [places["pipefusion"] for places in places_of_ranks(plan)]
+            stages = [coordinates["pipefusion"] for coordinates in coordinates_of_ranks(plan)]
             alike = [other for other in range(plan.world_size) if stages[other] == stages[rank]]
             found = groups.replicas(plan)
             assert alike == (dist.get_process_group_ranks(found.group) if found.group else [rank]), plan

@@ -14,9 +14,9 @@ from parallel_backend.groups.calls import share_out
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.mesh_layout import (
     axis_shares,
+    coordinates_of_ranks,
     largest_rows,
     largest_share,
-    places_of_ranks,
     rank_parts,
     same_weights,
     shard_sizes,
@@ -81,7 +81,7 @@ def test_a_place_is_as_fast_as_all_behind_it() -> None:
     """Tokens and heads are split alike in all stages, since they go from one to the next; stages alike in all groups
     that share the batch, since they hold the same weights."""
     plan = ParallelPlan(cfg=2, pipefusion=2, ulysses=2, patches=1, speeds=(1, 2, 3, 4, 5, 6, 7, 9))
-    first, *_, last = places_of_ranks(plan)
+    first, *_, last = coordinates_of_ranks(plan)
     assert axis_shares(plan, BATCH_AXES, first) == axis_shares(plan, BATCH_AXES, last) == (10, 27)
     assert axis_shares(plan, STAGE_AXES, first) == axis_shares(plan, STAGE_AXES, last) == (14, 23)
     assert axis_shares(plan, TOKEN_AXES, first) == (4, 6)

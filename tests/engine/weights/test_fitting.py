@@ -18,7 +18,7 @@ from parallel_backend.weights.fitting import (
     fit_stages,
     fit_weights,
 )
-from parallel_backend.weights.sizes import BUFFERS, WeightSizes, fetched_places
+from parallel_backend.weights.sizes import BUFFERS, WeightSizes, fetched_blocks
 
 GB = 10**9
 PLENTY = 1000 * GB
@@ -110,18 +110,18 @@ def test_stages_fit_what_is_theirs() -> None:
     assert found.weights == HOST
     assert kept(found, EVEN) <= room.device < kept(replace(found, weight_blocks=found.weight_blocks - 1), EVEN)
     # The host has one copy of what all stages have in it.
-    once = sum(sum(stage[place] for place in fetched_places(stage, found)) for stage in stages)
+    once = sum(sum(stage[place] for place in fetched_blocks(stage, found)) for stage in stages)
     assert count_host_bytes(found, EVEN) == once
 
 
 def test_fetched_blocks_are_spread_evenly() -> None:
     for count, blocks in itertools.product(range(1, 58), (57, 58, 60)):
-        places = fetched_places([GB] * blocks, replace(TWO, weights=SHARED, weight_blocks=count))
+        places = fetched_blocks([GB] * blocks, replace(TWO, weights=SHARED, weight_blocks=count))
         assert len(set(places)) == count
         gaps = [after - before for before, after in itertools.pairwise([*places, blocks])]
         assert max(gaps) - min(gaps) <= 1
-    assert fetched_places([GB] * 4, replace(TWO, weights=HOST, weight_blocks=9)) == [0, 1, 2, 3]
-    assert fetched_places([GB] * 4, replace(TWO, weights=AUTO)) == []
+    assert fetched_blocks([GB] * 4, replace(TWO, weights=HOST, weight_blocks=9)) == [0, 1, 2, 3]
+    assert fetched_blocks([GB] * 4, replace(TWO, weights=AUTO)) == []
 
 
 def test_stages_are_balanced_by_memory_only_where_those_of_equal_time_do_not_fit() -> None:

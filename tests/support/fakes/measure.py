@@ -21,7 +21,7 @@ from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.weights.loading import ModelSource
-from parallel_backend.weights.sizes import fetched_places
+from parallel_backend.weights.sizes import fetched_blocks
 from parallel_backend.weights.stores import ShardedStore
 from tests.support.cases.host.base import of_comfyui
 from tests.support.fakes.models import Model
@@ -113,7 +113,7 @@ def build_comfyui(model: Model, device: torch.device) -> torch.nn.Module:
 def places_of(parallel: Parallel) -> list[int]:
     """Of this rank's blocks, those that are fetched."""
     plan = parallel.mesh.plan
-    return fetched_places(parallel.sizes.by_stage(plan)[parallel.mesh["pipefusion"].index], plan)
+    return fetched_blocks(parallel.sizes.by_stage(plan)[parallel.mesh["pipefusion"].index], plan)
 
 
 def import_comfyui() -> None:

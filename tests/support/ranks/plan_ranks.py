@@ -52,7 +52,7 @@ def held(plan: ParallelPlan) -> dict:
     mesh = build_mesh(plan, torch.device("cpu"))
     if dist.get_rank() >= plan.world_size > 1:
         dist.barrier()
-        return {"places": {name: axis.index for name, axis in mesh.axes.items()}}
+        return {"coordinates": {name: axis.index for name, axis in mesh.axes.items()}}
     own = stages_of(plan, BLOCK_BYTES)[mesh["pipefusion"].index]
     blocks = keep_stage(toy(), LISTS, own, Hooks())
     assert len(blocks) == len(own)
@@ -66,7 +66,7 @@ def held(plan: ParallelPlan) -> dict:
         lengths = (len(tokens),) * plan.ulysses
         (heads_BHLD,) = scatter_heads(attention.ulysses, lengths, [heads_BHLD], (part.queries,))()
     result = {
-        "places": {name: axis.index for name, axis in mesh.axes.items()},
+        "coordinates": {name: axis.index for name, axis in mesh.axes.items()},
         "blocks": list(own),
         "tokens": tokens.tolist(),
         "heads": heads_BHLD.unique().tolist(),

@@ -105,18 +105,18 @@ class HostModel:
         module.complete = controls.complete
         return cls(source, here, patcher, module, parking, decoder, controls, in_file, dtypes)
 
-    def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
+    def bring(self, numbers: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
         puts them.
 
-        places: of this rank's blocks. Raises what `BlockPrefetcher.rearrange` raises, or what `check` raises.
+        numbers: of this rank's blocks. Raises what `BlockPrefetcher.rearrange` raises, or what `check` raises.
         """
 
         def values(row: FlatBlock) -> Values:
             check()
             return row.block.get_parameter
 
-        self.fetched.rearrange(places, store, values)
+        self.fetched.rearrange(numbers, store, values)
         fetched, find = self.fetched_names(), self.module.model.get_parameter
         for name in fetched:  # their values are written; the patcher must not write them again
             if self.patcher.patches.pop(name, None):
@@ -126,8 +126,8 @@ class HostModel:
         uncast = {name: dtype for name, dtype in others.items() if find(name).dtype != dtype}
         # If all weights go to the device, they go one after the other. So the whole model is never in RAM.
         cast_weights(self.module.model, uncast, self.mesh.device if self.fetched.blocks else None, check)
-        for place, block in enumerate(self.fetched.blocks):  # as ComfyUI would do below, without a check between them
-            if place not in places:
+        for number, block in enumerate(self.fetched.blocks):  # as ComfyUI would do below, without a check between them
+            if number not in numbers:
                 check()
                 block.to(self.mesh.device)
         self.fetched.park_with(self.parking, self.on_use)
@@ -139,7 +139,7 @@ class HostModel:
 
     def fetched_names(self) -> dict[str, tuple[int, str]]:
         """Returns each fetched parameter's block and its name in the block, by the patcher's name."""
-        return {f"{PREFIX}{name}": (place, own) for name, place, own in self.fetched.names()}
+        return {f"{PREFIX}{name}": (number, own) for name, number, own in self.fetched.names()}
 
     @property
     def mesh(self) -> Mesh:

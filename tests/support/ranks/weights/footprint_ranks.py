@@ -18,7 +18,7 @@ from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.weights.fitting import count_host_bytes
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.placement import AllRanks, WeightPlacement
-from parallel_backend.weights.sizes import fetched_places
+from parallel_backend.weights.sizes import fetched_blocks
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
 from tests.support.family_model import FamilyModel
@@ -89,7 +89,7 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
     """What is told of a rank before anything is loaded."""
     sizes, stage = model.sizes, model.mesh["pipefusion"].index
     own = sizes.by_stage(plan)[stage]
-    fetched = sum(own[place] for place in fetched_places(own, plan))
+    fetched = sum(own[place] for place in fetched_blocks(own, plan))
     ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // plan.pipefusion}.get(plan.weights, 1)
     return {
         "told": sizes.count_resident_bytes(plan)[stage],
