@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Hooks(ExitStack):
         """Sets an attribute of an object, and keeps the old one, if any."""
         before = vars(owner).get(name, NOTHING)
         setattr(owner, name, value)
-        self.callback(*((delattr, owner, name) if before is NOTHING else (setattr, owner, name, before)))
+        self.callback(partial(delattr, owner, name) if before is NOTHING else partial(setattr, owner, name, before))
 
 
 class ReplaceFunction(TorchFunctionMode):
