@@ -12,7 +12,6 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -42,36 +41,26 @@ class Facts(NamedTuple):
     between: bool = False
 
 
-@dataclass(frozen=True)
-class KnownFunction:
-    """A function or class whose facts somebody has measured.
+class KnownFunction(NamedTuple):
+    """A function or class whose facts somebody has measured. text: the hash of a pack's text, with that of helpers:
+    functions and classes of the same file that it uses. holds: whether the facts hold for it as it is set up."""
 
-    node: for the user. file: without its suffix, in comfy_extras if it names no folder. name: of the function or class
-    in the file; NODE stands for the body of the node's `execute`. helpers: functions and classes of the same file that
-    a pack's function uses; text: the hash of its text and theirs. reads: whether it may read variables of its pack.
-    holds: whether the facts hold for it as it is set up."""
+    facts: Facts
+    text: str
+    helpers: tuple[str, ...]
+    holds: Callable[[Any], bool]
 
-    node: str
-    file: str
-    name: str
-    helpers: tuple[str, ...] = ()
-    splits_tokens: bool = False
-    splits_rows: bool = True
-    by_network: bool = False
-    is_stateless: bool = True
-    text: str = ""
-    reads: bool = True
-    holds: Callable[[Any], bool] = lambda _value: True
 
-    @property
-    def place(self) -> str:
-        file = self.file if "/" in self.file else f"comfy_extras/{self.file}"
-        return f"{file}.py:{self.name.replace('NODE', f'{self.node}.execute.{LOCALS}')}"
-
-    @property
-    def facts(self) -> Facts:
-        tokens, reads_pack = self.splits_tokens or self.by_network, bool(self.text) and self.reads
-        return Facts(self.node, tokens, self.splits_rows, self.is_stateless, self.by_network, reads_pack)
+def row(
+    node: str, file: str, name: str, helpers: tuple[str, ...] = (), text: str = "",
+    holds: Callable[[Any], bool] = lambda _value: True, splits_rows: bool = True, **columns: bool,
+) -> tuple[str, KnownFunction]:  # fmt: skip
+    """Returns the place of a function or class, and what is known of it. node: for the user. file: without its suffix,
+    in comfy_extras if it names no folder. name: in the file; NODE stands for the body of the node's `execute`."""
+    file = file if "/" in file else f"comfy_extras/{file}"
+    facts = Facts(node, splits_rows=splits_rows, **{"reads_pack": bool(text), **columns})
+    place = f"{file}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}"
+    return place, KnownFunction(facts, text, helpers, holds)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -82,72 +71,68 @@ def has_no_mask(patch: Any) -> bool:
 
 KJ_MODELS, KJ_LTXV = f"{PACK}/nodes/model_optimization_nodes", f"{PACK}/nodes/ltxv_nodes"
 BOUND = f"__get__.{LOCALS}"  # where these make a function of a module
-ROWS = (
-    KnownFunction("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", splits_tokens=True),
-    KnownFunction("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", splits_tokens=True),
-    KnownFunction("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", splits_tokens=True, splits_rows=False),
-    KnownFunction("FluxKVCache", "nodes_flux", "KV_Attn_Input", is_stateless=False),
-    KnownFunction("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
-    KnownFunction("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", splits_tokens=True),
-    KnownFunction("FreeU", "nodes_freelunch", "NODE.output_block_patch"),
-    KnownFunction("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
-    KnownFunction("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),
-    KnownFunction("PatchModelAddDownscale", "nodes_model_downscale", "NODE.output_block_patch"),
-    KnownFunction("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", by_network=True),
-    KnownFunction("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch", by_network=True),
-    KnownFunction(
-        "WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", splits_rows=False, by_network=True
-    ),
-    KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLitePatch", by_network=True),
-    KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteAttentionPatch", by_network=True),
-    KnownFunction("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteMLPPatch", by_network=True),
-    KnownFunction(
+# By the file and the name in it.
+KNOWN = dict((
+    row("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", splits_tokens=True),
+    row("SkipLayerGuidanceDiTSimple", "nodes_slg", "NODE.skip", splits_tokens=True),
+    row("NAGuidance", "nodes_nag", "NODE.nag_attention_output_patch", splits_tokens=True, splits_rows=False),
+    row("FluxKVCache", "nodes_flux", "KV_Attn_Input", is_stateless=False),
+    row("FluxKVCache", "nodes_flux", "NODE.model_input_patch"),
+    row("PerturbedAttentionGuidance", "nodes_pag", "NODE.perturbed_attention", splits_tokens=True),
+    row("FreeU", "nodes_freelunch", "NODE.output_block_patch"),
+    row("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
+    row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),
+    row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.output_block_patch"),
+    row("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", by_network=True),
+    row("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch", by_network=True),
+    row("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", splits_rows=False, by_network=True),
+    row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLitePatch", by_network=True),
+    row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteAttentionPatch", by_network=True),
+    row("AnimaLLLiteApply", "comfy/ldm/anima/lllite", "AnimaLLLiteMLPPatch", by_network=True),
+    row(
         "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkCrossAttnPatch", splits_rows=False,
         by_network=True,
     ),
     # With two speakers: each token is compared with the keys of the whole first frame, and with all other tokens.
-    KnownFunction(
-        "WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", splits_rows=False
-    ),
-    KnownFunction("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", splits_tokens=True),
-    KnownFunction(
+    row("WanInfiniteTalkToVideo", "comfy/ldm/wan/model_multitalk", "MultiTalkGetAttnMapPatch", splits_rows=False),
+    row("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", splits_tokens=True),
+    row(
         "PerturbedAttention", f"{PACK}/guidance_utils", "perturbed_attention", text="cf1ee8c8b77ff234",
         splits_tokens=True,
     ),
-    KnownFunction(
+    row(
         "SmoothedEnergyGuidanceAdvanced", f"{PACK}/guidance_utils", f"seg_attention_wrapper.{LOCALS}.seg_attention",
         ("gaussian_blur_2d",), text="eb3e56ae11e8c5b5",
     ),
-    KnownFunction(
+    row(
         "IPAdapter", f"{PACK}/CrossAttentionPatch", "Attn2Replace", ("ipadapter_attention",), text="fa015b51a2f0daa6",
         splits_tokens=True, splits_rows=False, holds=has_no_mask,
     ),
-    KnownFunction(
+    row(
         "WanVideoNAG", KJ_MODELS, f"WanCrossAttentionPatch.{BOUND}.wrapped_attention", (
             "wan_crossattn_forward_nag", "wan_i2v_crossattn_forward_nag", "wan_nag_attention",
             "_wan_compute_attention", "normalized_attention_guidance",
         ), text="ded48d16908374d7", splits_tokens=True, splits_rows=False,
     ),
-    KnownFunction(
+    row(
         "WanChunkFeedForward", KJ_MODELS, f"WanffnChunkPatch.{BOUND}.wrapped_forward", ("wan_ffn_chunked_forward",),
         text="072b0d2a844519cc", splits_tokens=True,
     ),
-    KnownFunction(
+    row(
         "LTXVChunkFeedForward", KJ_LTXV, f"LTXVffnChunkPatch.{BOUND}.wrapped_forward", ("ffn_chunked_forward",),
         text="f7455ce52a8988e2", splits_tokens=True,
     ),
-    KnownFunction(
+    row(
         "LTX2_NAG", KJ_LTXV, f"LTXVCrossAttentionPatch.{BOUND}.wrapped_attention", (
             "ltxv_crossattn_forward_nag", "nag_attention", "normalized_attention_guidance",
         ), text="abaa7cc9d97c0c41", splits_tokens=True, splits_rows=False,
     ),
     # It wraps the blocks of all UNets where the pack is installed.
-    KnownFunction(
+    row(
         "layerdiffuse", f"{PACK}/lib_layerdiffusion/attention_sharing", "BasicTransformerBlock.forward",
-        text="0abb8be26815ece2", splits_tokens=True, reads=False,
+        text="0abb8be26815ece2", splits_tokens=True, reads_pack=False,
     ),
-)  # fmt: skip
-KNOWN = {each.place: each for each in ROWS}
+))  # fmt: skip
 SHARES = "paralleldit_shares_tokens"  # attribute of a network
 
 
@@ -163,14 +148,11 @@ def find_facts(value: Any, files: CodeFiles) -> Facts | None:
     known = KNOWN.get(f"{place}:{target.__qualname__}")
     if known is None or known.text and (hash_text(target, known.helpers) != known.text or not known.holds(value)):
         return None
-    if known.facts.by_network and not shares_tokens(network_of(value), files):
-        return known.facts._replace(splits_tokens=False)
-    return known.facts
-
-
-def network_of(patch: Any) -> torch.nn.Module:
-    """Returns the network of one of ComfyUI's patches, or of the patch that it is a part of."""
-    return getattr(patch, "patch", patch).model_patch.model
+    facts = known.facts
+    if facts.by_network:  # of one of ComfyUI's patches, or of the patch that it is a part of
+        network = getattr(value, "patch", value).model_patch.model
+        return facts._replace(splits_tokens=shares_tokens(network, files))
+    return facts
 
 
 def shares_tokens(network: torch.nn.Module, files: CodeFiles) -> bool:

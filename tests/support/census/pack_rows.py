@@ -295,13 +295,13 @@ def read(
     node = census.nodes.NODE_CLASS_MAPPINGS[PATCH_NODE]
     functions: Any = sys.modules[node.__module__.replace("patch_habits", "patches")]
     target = functions.replacing(0.7) if name == REPLACING else getattr(functions, name)
-    own = found.KnownFunction(
+    own = found.row(
         "Habit", f"{found.PACK}/patches", name, text=text or found.hash_text(target, ()), holds=lambda _v: holds,
         splits_tokens=True, splits_rows=rows,
     )  # fmt: skip
     given = {"model": model, "habit": READ[name], "moment": "begin"}
     (changed,) = census.run(HABIT_NODE, **given) if name == CHUNKED else census.run(PATCH_NODE, of=row.model, **given)
-    with patch.dict(found.KNOWN, {own.place: own}):
+    with patch.dict(found.KNOWN, [own]):
         return [census.sample(row, changed)]
 
 
