@@ -8,7 +8,7 @@ import sys
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import comfy.model_base
@@ -35,7 +35,6 @@ RANDOM = frozenset(
 # Instructions and names in code that keeps something from call to call. It may also write to a tensor of its own call.
 WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL")
 MUTATES = frozenset("add append clear extend insert pop popitem remove setattr delattr setdefault update".split())
-NONE: Mapping[str, Any] = {}
 HELD = (list, dict, set, tuple, torch.Tensor, uuid.UUID)
 NOT_SENT = (comfy.model_base.BaseModel,)
 
@@ -59,16 +58,20 @@ class Inside:
         self.encoder = Encoder(files, parts, replaced, NOT_SENT, NEEDED, share)
         # Where something runs inside of the model, in words, and how it shares.
         self.asked: list[tuple[str, Facts]] = []
-
-    def begin_sampling(self) -> None:
-        """Forgets what was described for the sampling before, but for networks that may be of use again."""
-        self.asked = []
-        self.encoder.begin_sampling()
+        self.reasons: list[str] = []  # what of the call cannot be described, in words
 
     def begin(self) -> None:
         """Begins the description of a call."""
-        self.asked = []
+        self.asked, self.reasons = [], []
         self.encoder.begin()
+
+    def attempt(self, words: str, describe: Callable[[], Encoded]) -> Encoded:
+        """Returns a description. If there is none, returns None, and keeps the reason. words: what is described."""
+        try:
+            return describe()
+        except UnsendableError as error:
+            self.reasons.append(f"{words} ({error})")
+            return None
 
     @property
     def has_unknown(self) -> bool:
@@ -90,10 +93,10 @@ class Inside:
         """Describes a value that runs inside. place, owner: in words. between: whether it runs between the blocks.
         is_data: whether it matters only if there is code in it. Raises UnsendableError."""
         known = find_facts(value, self.files)
-        self.encoder.forget_code()
-        self.encoder.stays = known is not None
-        encoded = self.encoder.encode(value)
-        if is_data and not self.encoder.has_code:
+        encoder = self.encoder
+        encoder.functions, encoder.classes, encoder.stays = [], {}, known is not None
+        encoded = encoder.encode(value)
+        if is_data and not (encoder.functions or encoder.classes):
             return encoded
         codes = self.follow_code() if known is None or known.reads_pack else []
         facts = known or Facts(owner, is_stateless=not any(map(keeps_state, codes)))
@@ -201,22 +204,6 @@ class Inside:
             return not self.files.place_of(file_of(value)).startswith("0/comfy/")
         except UnsendableError:
             return False
-
-
-def describe_changes(
-    inside: Inside, changes: Iterable[Change], patches: Mapping[str, Any] = NONE
-) -> tuple[list[Encoded], list[str]]:
-    """Returns the description of what differs from the model as it was loaded, and what cannot be described. patches:
-    objects that a patcher put in, by path."""
-    found, reasons = [], []
-    todo = [(path, partial(inside.describe_object_patch, path, value)) for path, value in patches.items()]
-    todo += [(change.name, partial(inside.describe_change, change)) for change in changes]
-    for name, describe in todo:
-        try:
-            found.append(describe())
-        except UnsendableError as error:
-            reasons.append(f"a change of its {name} ({error})")
-    return found, reasons
 
 
 def list_methods(cls: type) -> Iterator[tuple[str, types.FunctionType, bool]]:

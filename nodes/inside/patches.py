@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from ...worker.comfyui.patched_options import (
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
 from .attention_kernels import find_kernel
-from .describe import Inside, describe_changes
+from .describe import Inside
 from .facts import Facts
 from .module_guard import Change
 
@@ -60,31 +60,31 @@ def describe_call(
     patches: objects that a patcher put in, by path. notes: returns attributes that nodes keep on parts of the model.
     """
     inside.begin()
-    described, reasons = describe_changes(inside, changes, patches)
-    encoded, more = encode_options(options, inside)
+    described = [
+        inside.attempt(f"a change of its {path}", partial(inside.describe_object_patch, path, value))
+        for path, value in patches.items()
+    ]
+    described += [
+        inside.attempt(f"a change of its {each.name}", partial(inside.describe_change, each)) for each in changes
+    ]
+    del inside.reasons[SHOWN:]
+    encoded = encode_options(options, inside)
     if inside.has_unknown:
-        try:
-            inside.add_notes(notes())
-        except UnsendableError as error:
-            reasons.append(f"what a node keeps on its parts ({error})")
+        inside.attempt("what a node keeps on its parts", lambda: inside.add_notes(notes()))
     inside.keep_rank_tokens()
     encoded |= {MODEL_CHANGES: described} if described else {}
     encoded |= {ALL_TOKENS: True} if inside.needs_all_tokens else {}
     encoded |= {FACTS: inside.asked} if inside.asked else {}
-    return encoded, [*reasons[:SHOWN], *more]
+    return encoded, inside.reasons
 
 
-def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options in the form that goes to the ranks, and what cannot go there, by name."""
-    reasons = list_written(options)
+def encode_options(options: Options, inside: Inside) -> dict[str, Any]:
+    """Returns the options in the form that goes to the ranks."""
+    inside.reasons += list_written(options)
 
     def describe(value: Any, place: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
-        owner = owner or find_owner(value)
-        try:
-            return inside.describe(value, f"the model patch {place!r}", owner, between, is_data)
-        except UnsendableError as error:
-            reasons.append(f"the model patch {place!r} of {owner} ({error})")
-            return None
+        owner, words = owner or find_owner(value), f"the model patch {place!r}"
+        return inside.attempt(f"{words} of {owner}", lambda: inside.describe(value, words, owner, between, is_data))
 
     is_between = inside.places.has_option
     functions = {
@@ -115,7 +115,7 @@ def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], li
             # Only functions read it that were asked until now.
             between = all(facts.between for _, facts in inside.asked)
             functions[OTHER_OPTIONS][name] = describe(value, name, between, True)
-    return {**found, NODE_FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
+    return {**found, NODE_FUNCTIONS: functions} if any(functions.values()) else found
 
 
 def list_written(options: Options) -> list[str]:

@@ -37,9 +37,9 @@ from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control
-from ..inside.describe import Inside, describe_changes
+from ..inside.describe import Inside
 from ..inside.module_guard import ModuleGuard, configs_of
-from ..inside.patches import SHOWN, compile_settings, describe_call, encode_options, join, list_written
+from ..inside.patches import compile_settings, describe_call, join, list_written
 from ..inside.places import BlockPlaces
 from ..inside.replaced_methods import ReplacedMethods
 from ..plan_words import remarks_to_json
@@ -193,10 +193,9 @@ class RemoteModule:
         own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
         with self.replaced_methods.send(self.send):
             changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.is_active), {})
-            _, reasons = describe_changes(self.inside, *changes)
+            _, reasons = describe_call(self.inside, options, *changes, dict)
         here = [name for name in self.stand_ins if self.stock.is_active and name in vars(self.module)]
-        reasons += [f"a change of its {name}" for name in here if name not in own]
-        return [*self.explain_module(), *reasons[:SHOWN], *encode_options(options, self.inside)[1]]
+        return [*self.explain_module(), *(f"a change of its {name}" for name in here if name not in own), *reasons]
 
     def call(self, calls: list[BatchedCall]) -> list[Answer]:
         """Runs calls of the model in the ranks. If they cannot run nodes' functions, ComfyUI's own model takes over,
@@ -327,7 +326,7 @@ class RemoteModule:
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""
-        self.inside.begin_sampling()
+        self.inside.encoder.begin_sampling()
         self.sampling = Sampling()
 
 

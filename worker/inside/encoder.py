@@ -112,7 +112,6 @@ class Encoder:
         self.keep({name for name in self.used & self.networks.keys() if self.stands_alone(name)})
         self.seen, self.fresh, self.asked, self.named = set(), set(), set(), {}
         self.is_sent = False
-        self.forget_code()
 
     def expect(self, networks: Iterable[torch.nn.Module]) -> None:
         """Says which networks this sampling uses, though maybe not in its first call."""
@@ -144,16 +143,6 @@ class Encoder:
     def begin(self) -> None:
         """Looks at all objects again, but for networks that are as they were."""
         self.seen = {name for each in self.networks.values() if each.is_same() for name in each.names}
-        self.forget_code()
-
-    @property
-    def has_code(self) -> bool:
-        """Whether functions or classes were named."""
-        return bool(self.functions or self.classes)
-
-    def forget_code(self) -> None:
-        """Forgets which functions were named."""
-        self.functions, self.classes = [], {}
 
     def forget_sent(self) -> None:
         """Called when the ranks have forgotten all objects. `changes` returns all of them again."""
