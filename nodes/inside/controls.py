@@ -1,6 +1,6 @@
 """Lets ControlNets compute in the ranks, and not on ComfyUI's device while the ranks wait.
 
-ComfyUI's ControlNet prepares its hint and its conditions here, as always. It is given a network that only records its
+ComfyUI's ControlNet prepares its hint and its conditions here, as always. It is given a network that only returns its
 arguments. The ranks call ComfyUI's network with them, see `control_networks.py` there.
 """
 
@@ -10,7 +10,7 @@ import logging
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import comfy.controlnet
@@ -20,6 +20,7 @@ import torch
 
 from ...worker.comfyui.controls import (
     CHANNELS,
+    CONTROL,
     GIVEN,
     LATENTS,
     NETWORK,
@@ -34,7 +35,6 @@ from ...worker.inside.encoder import Encoded, Encoder
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
 from .facts import Facts
-from .networks import OF_CONTROLNET
 
 CONTROLS = Facts("the prompt", splits_tokens=True, splits_rows=True)  # how ControlNets share
 
@@ -43,16 +43,6 @@ ControlNet = comfy.controlnet.ControlNet
 CLASSES = (ControlNet, comfy.controlnet.ControlNetSD35, comfy.controlnet.QwenFunControlNet)
 Cond = dict[str, Any]
 STOCK = "Use a stock KSampler."
-
-
-class RecordedNetwork:
-    """In place of a ControlNet's network: returns the arguments of its call."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __call__(self, **given: Any) -> dict[str, Any]:
-        return given
 
 
 @dataclass(eq=False)
@@ -74,9 +64,8 @@ class ControlCall(UserDict):
     @cached_property
     def data(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         control: Any = self.control
-        patcher = getattr(control, OF_CONTROLNET)
         loaded = comfy.model_management.loaded_models(only_currently_used=True)
-        comfy.model_management.load_models_gpu([*loaded, patcher])
+        comfy.model_management.load_models_gpu([*loaded, control.control_model_wrapped])
         before, control.strength = control.strength, self.strength
         with comfy.controlnet.ControlIsolation(control):  # those before it are at work with ranges of their own
             control.pre_run(self.model, lambda percent: percent)
@@ -108,14 +97,15 @@ class RecordedControlNet(ControlNet):
 
 
 def record(control: Any) -> Any:
-    """Returns a ControlNet, and those before it, with networks that record their arguments, up to the first that may do
+    """Returns a ControlNet, and those before it, with networks that return their arguments, up to the first that may do
     more than call its network."""
     if type(control) not in CLASSES:
         return control
     cls: Any = type(type(control).__name__, (RecordedControlNet, type(control)), {})
     found = cls.__new__(cls)
     vars(found).update(vars(control))
-    found.control_model, found.whole = RecordedNetwork(control.control_model.dtype), control
+    found.control_model, found.whole = partial(dict), control
+    found.control_model.dtype = control.control_model.dtype
     found.extra_args = {**control.extra_args}
     found.previous_controlnet = record(control.previous_controlnet)
     return found
@@ -126,14 +116,10 @@ def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
     done: dict[int, Any] = {}
 
     def replaced(cond: Cond) -> Cond:
-        control = cond.get("control")
-        if control is None:
-            return cond
-        if id(control) not in done:
-            done[id(control)] = record(control)
-        return {**cond, "control": done[id(control)]}
+        control = cond.get(CONTROL)
+        return {**cond, CONTROL: done.setdefault(id(control), record(control))}
 
-    return {name: [replaced(cond) for cond in each] for name, each in conds.items()}
+    return {name: [replaced(cond) if CONTROL in cond else cond for cond in each] for name, each in conds.items()}
 
 
 def chain_of(control: Any) -> list[Any]:
@@ -143,13 +129,8 @@ def chain_of(control: Any) -> list[Any]:
 
 def recorded_in(conds: Mapping[str, Iterable[Cond]]) -> Iterator[RecordedControlNet]:
     """Yields the ControlNets of conditions whose networks run in the ranks."""
-    found = (each for conditions in conds.values() for cond in conditions for each in chain_of(cond.get("control")))
+    found = (each for conditions in conds.values() for cond in conditions for each in chain_of(cond.get(CONTROL)))
     return (each for each in found if isinstance(each, RecordedControlNet))
-
-
-def networks_of(conds: Mapping[str, Iterable[Cond]]) -> list[Any]:
-    """Returns the patchers of the ControlNets of conditions whose networks run in the ranks."""
-    return [getattr(each, OF_CONTROLNET) for each in recorded_in(conds)]
 
 
 def computes_here(control: Any) -> bool:

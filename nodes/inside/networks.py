@@ -20,10 +20,10 @@ from ..weights_file import keep_file
 
 SHARED = "paralleldit"  # attribute of a VAE that ranks share
 PATCHER = "patcher"  # attribute of ComfyUI's VAE
-OF_CONTROLNET = "control_model_wrapped"  # attribute of ComfyUI's ControlNet: its network's patcher
 # The attributes of a ControlNet that count in the ranks: ComfyUI's process prepares the arguments of its network.
 OF_CONTROLNETS = (
-    *(OF_CONTROLNET, "control_model", "extra_args", "global_average_pooling", "strength_type", "manual_cast_dtype"),
+    *("control_model_wrapped", "control_model", "extra_args", "global_average_pooling", "strength_type"),
+    "manual_cast_dtype",
 )
 OF_ONE_CONTROLNET = {"previous_controlnet": None, "timestep_percent_range": (0.0, 1.0)}
 

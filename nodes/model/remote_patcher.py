@@ -23,7 +23,7 @@ from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from ..assumptions import list_broken
 from ..errors import Refused
-from ..inside.controls import networks_of, record_all
+from ..inside.controls import record_all, recorded_in
 from .call_batching import KEY, add_call_batching
 from .remote_module import MODULE, RemoteModule, remote_module
 from .sampling import warn
@@ -88,7 +88,8 @@ def mark_preparation(
     if remote is None or not isinstance(patcher, RemoteModelPatcher):
         return executor(patcher, noise_shape, conds, *args, **options)
     conds = record_all(conds)
-    networks = {each.model: each.model_size() for each in [*patcher.networks_in_ranks(), *networks_of(conds)]}
+    patchers = [*patcher.networks_in_ranks(), *(each.control_model_wrapped for each in recorded_in(conds))]
+    networks = {each.model: each.model_size() for each in patchers}
     remote.inside.encoder.expect(networks)
     with remote.planned.make_room(sum(networks.values())):
         return executor(patcher, noise_shape, conds, *args, **options)
