@@ -11,7 +11,7 @@ import enum
 import importlib
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ NAMED = {
 TORCH: tuple[types.ModuleType, ...] = (torch, torch.nn.functional)
 COMPUTING = (*dir(torch.Tensor), *torch.functional.__all__, "cat", "concat", "stack")  # functions in torch itself
 CLASS = "__class__"
+FOREIGN = object()  # in place of code that a node pack replaced before the model was loaded
 # Methods that only new objects run. torch.compile replaces those of all modules.
 OF_NEW_OBJECTS = ("__init__", "__setstate__")
 
@@ -66,8 +67,8 @@ class Change(NamedTuple):
 class ModuleGuard:
     """Remembers what a module is made of.
 
-    Most calls change nothing. Then one comparison of two lists of dicts is enough, and it is fast because Python
-    compares values by identity first. Only if the lists differ does it look for the names.
+    Most calls change nothing. Then a comparison of dicts is enough, and it is fast because Python compares values by
+    identity first. Only if they differ does it look for the names.
     """
 
     def __init__(
@@ -79,15 +80,9 @@ class ModuleGuard:
         self.own = set(own)
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
         self.tensors = watch_numbers(module)
-        self.functions = [*watch_classes(module), *watch_functions(module)]
-        self.replaced = list(foreign_functions(self.functions))
-        code = [*watch_structure(module), *self.functions]
+        code = [*watch_structure(module), *watch_code(module)]
         # By whether the module has its weights now. Then weights are not compared.
         self.watched = {True: code, False: [*code, *watch_weights(module)]}
-        self.lists = {
-            key: ([each.now for each in watched], [each.before for each in watched])
-            for key, watched in self.watched.items()
-        }
 
     def expect(self, weights: Mapping[str, Any]) -> None:
         """Takes these weights, by name, for the module's own."""
@@ -108,7 +103,7 @@ class ModuleGuard:
         return found
 
     def find(self, allowed: Collection[str], is_filled: bool) -> list[Change]:
-        found = [*self.replaced]
+        found = []
         for path, part, cls in self.types:
             if type(part) is not cls:
                 found.append(
@@ -118,8 +113,7 @@ class ModuleGuard:
             found += [
                 Change(each.path + key, each, key) for each, key, now, was in self.tensors if version_of(now) != was
             ]
-        now, before = self.lists[is_filled]
-        if not self.replaced and are_equal(now, before):
+        if are_equal(self.watched[is_filled]):
             return found
         for each in self.watched[is_filled]:
             for change in self.changes_of(each, is_filled):
@@ -148,9 +142,9 @@ class ModuleGuard:
         return {part: names for part, names in found.items() if names}
 
 
-def are_equal(now: list, before: list) -> bool:
+def are_equal(watched: Iterable[Watched]) -> bool:
     try:
-        return now == before
+        return all(each.now == each.before for each in watched)
     except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
         return False
 
@@ -164,6 +158,8 @@ def differing(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
 def matters(watched: Watched, name: str) -> bool:
     """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
     value, was_there = watched.now.get(name), name in (watched.names or watched.before)
+    if watched.before.get(name) is FOREIGN:
+        return True
     if watched.kind == ATTRIBUTES:
         if name in COMFYUI_ATTRIBUTES or name.startswith("_") and not callable(value):
             return False
@@ -200,20 +196,8 @@ def equal(value: Any, other: Any) -> bool:
         return False
 
 
-def foreign_functions(functions: Sequence[Watched]) -> Iterator[Change]:
-    """Returns functions, classes and methods of ComfyUI, and functions of torch, that a node pack replaced before this
-    model was loaded."""
-    for each in functions:
-        if each.kind == METHODS and not is_comfyuis(file_of(each.owner)):
-            continue
-        is_others = is_not_torchs if each.owner in TORCH else is_foreign
-        for name, value in each.now.items():
-            if name in (each.names or each.now) and is_others(getattr(value, "__func__", value)):
-                yield Change(each.path + name, each, name)
-
-
-def watch(now: Any, path: str, kind: str, owner: Any, names: Iterable[str] = ()) -> Watched:
-    return Watched(now, now.copy(), path, kind, owner, frozenset(names))
+def watch(now: Any, path: str, kind: str, owner: Any) -> Watched:
+    return Watched(now, now.copy(), path, kind, owner)
 
 
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
@@ -284,11 +268,6 @@ def classes_of(module: torch.nn.Module) -> list[type]:
     return list(dict.fromkeys(each for part in module.modules() for each in type(part).__mro__ if each is not object))
 
 
-def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
-    for each in classes_of(module):
-        yield watch(vars(each), f"{each.__name__}.", METHODS, each)
-
-
 def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     """Returns ComfyUI's Python modules that define the classes, and all that these get functions or classes from."""
     names = [each.__module__ for each in classes_of(module)]
@@ -303,12 +282,24 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
     return found
 
 
-def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
+def watch_code(module: torch.nn.Module) -> Iterator[Watched]:
+    """Watches the classes and functions that a module's code uses."""
+    for each in classes_of(module):
+        yield watch_names(each, f"{each.__name__}.", METHODS)
     places = namespaces_of(module)
     for name, place in places.items():
-        yield watch(vars(place), f"{name}.", FUNCTIONS, place)
+        yield watch_names(place, f"{name}.", FUNCTIONS)
     for name in NAMED.keys() - places.keys():
-        place = importlib.import_module(name)
-        yield watch(vars(place), f"{name}.", FUNCTIONS, place, NAMED[name])
-    yield watch(vars(torch), "torch.", FUNCTIONS, torch, COMPUTING)
-    yield watch(vars(torch.nn.functional), "torch.nn.functional.", FUNCTIONS, torch.nn.functional)
+        yield watch_names(importlib.import_module(name), f"{name}.", FUNCTIONS, NAMED[name])
+    yield watch_names(torch, "torch.", FUNCTIONS, COMPUTING)
+    yield watch_names(torch.nn.functional, "torch.nn.functional.", FUNCTIONS)
+
+
+def watch_names(owner: Any, path: str, kind: str, names: Iterable[str] = ()) -> Watched:
+    """Watches a class or a Python module."""
+    now, before, names = vars(owner), dict(vars(owner)), frozenset(names)
+    is_others = is_not_torchs if owner in TORCH else is_foreign
+    if kind == FUNCTIONS or is_comfyuis(file_of(owner)):
+        found = {name: getattr(now.get(name), "__func__", now.get(name)) for name in names or now}
+        before |= {name: FOREIGN for name, value in found.items() if is_others(value)}
+    return Watched(now, before, path, kind, owner, names)
