@@ -53,9 +53,9 @@ class Inside:
         """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's. places: of
         its blocks. is_one_machine: whether all ranks are on this machine."""
         self.files, self.places = files, places
-        replaced = {id(method): ("", name) for name, method in methods.items()}
+        parts = {**parts, **{id(method): name for name, method in methods.items()}}
         share = lambda network: share_weights(network) if is_one_machine() else {}  # noqa: E731
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT, NEEDED, share)
+        self.encoder = Encoder(files, parts, NOT_SENT, NEEDED, share)
         # Where something runs inside of the model, in words, and how it shares.
         self.asked: list[tuple[str, Facts]] = []
         self.reasons: list[str] = []  # what of the call cannot be described, in words

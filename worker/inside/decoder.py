@@ -158,7 +158,6 @@ class Decoder:
         tags.REF: lambda self, value: self.objects[value].value,
         tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
         tags.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
-        tags.PART_METHOD: lambda self, value: getattr(self.model.get_submodule(value[0]), value[1]),
         tags.CLASS_METHOD: decode_class_method,
         tags.CLASS: lambda self, value: self.files.find_class(*value),
         tags.EMPTY_CLASS: lambda self, value: empty_class(value[0], tuple(self.decode(value[1]))),

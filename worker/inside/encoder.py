@@ -33,6 +33,7 @@ from .snapshots import Network, Version, differs, kept
 
 NONE: Mapping[type, Any] = {}
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
+CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 # What a class has whose body is empty, such as ComfyUI's model_sampling.
 OF_EMPTY_CLASS = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__"}
 OF_EMPTY_CLASS |= {"__firstlineno__", "__static_attributes__"}  # from Python 3.13 on
@@ -57,50 +58,47 @@ def has_slots(value: Any) -> bool:
 
 
 def installed_name(value: Any) -> str | None:
-    """Returns the name of a function of an installed package."""
-    name = f"{value.__module__}:{value.__qualname__}"
+    """Returns the name of a function, class or module of an installed package, if it only computes."""
+    name = f"{value.__name__}:" if isinstance(value, types.ModuleType) else f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, types.BuiltinFunctionType):
         name = f"{(value.__module__ or '').replace('._C._nn', '.nn.functional')}:{value.__name__}"
     try:
         return name if find_installed(name) is value else None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, ImportError):
         return None
 
 
 class Encoder:
     """The graph in ComfyUI's process.
 
-    parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
-    its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. needed: for classes of
-    which the ranks need only some attributes, what tells which. share_weights: puts the weights of a network into a
-    file that the ranks can map; returns each tensor's file and its name there, by id.
+    parts: by id, the paths of the model's parts, and of functions in place of its methods. not_sent: classes whose
+    objects stay in ComfyUI's process. needed: for classes of which the ranks need only some attributes, what tells
+    which. share_weights: puts the weights of a network into a file that the ranks can map; returns each tensor's file
+    and its name there, by id.
     """
 
     def __init__(
         self,
         files: CodeFiles,
         parts: Mapping[int, str],
-        methods: Mapping[int, tuple[str, str]],
         not_sent: Sequence[type] = (),
         needed: Mapping[type, Callable[[Any], Needed]] = NONE,
         share_weights: Callable[[torch.nn.Module], Mapping[int, tuple[str, str]]] = lambda _network: {},
     ) -> None:
-        self.files, self.parts, self.methods, self.not_sent, self.needed = files, parts, methods, not_sent, needed
+        self.files, self.parts, self.not_sent, self.needed = files, parts, not_sent, needed
         self.share_weights = share_weights
         self.numbers = itertools.count()
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
         self.seen: set[str] = set()  # those that are as they are now
-        self.fresh: set[str] = set()  # those that were looked at since the last `changes`
         self.networks: dict[str, Network] = {}  # by the name of the patcher
         self.network = ""  # the name of the patcher whose network is looked at now
         self.asked: set[str] = set()  # networks of this sampling
-        self.used: set[str] = set()  # networks of the last sampling that was sent
         self.kept: list[str] = []  # networks that the ranks have from the sampling before
         self.is_sent = False  # whether this sampling was
         self.pages: dict[int, tuple[str, str]] = {}  # of tensors: the file that has them, and their name there
-        self.sent: dict[str, dict[str, str | Version]] = {}  # the slots that the ranks have
+        self.sent: dict[str, tuple[Entry, dict[str, str | Version]]] = {}  # with the slots that the ranks have
         self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
         self.stays = False  # whether what the ranks change of objects that are found now stays there
         # Functions and classes that the last values name.
@@ -109,8 +107,8 @@ class Encoder:
 
     def begin_sampling(self) -> None:
         """Begins a sampling. Forgets all objects but for networks of the last sampling that are as they were."""
-        self.keep({name for name in self.used & self.networks.keys() if self.stands_alone(name)})
-        self.seen, self.fresh, self.asked, self.named = set(), set(), set(), {}
+        self.keep({name for name in self.networks.keys() & self.sent.keys() if self.stands_alone(name)})
+        self.seen, self.asked, self.named = set(), set(), {}
         self.is_sent = False
 
     def expect(self, networks: Iterable[torch.nn.Module]) -> None:
@@ -142,7 +140,8 @@ class Encoder:
 
     def begin(self) -> None:
         """Looks at all objects again, but for networks that are as they were."""
-        self.seen = {name for each in self.networks.values() if each.is_same() for name in each.names}
+        same = {name for name, each in self.networks.items() if each.is_same()}
+        self.seen = {name for name, each in self.entries.items() if each.network in same}
 
     def forget_sent(self) -> None:
         """Called when the ranks have forgotten all objects. `changes` returns all of them again."""
@@ -153,23 +152,22 @@ class Encoder:
         if not self.is_sent:
             self.keep({"", *self.asked})
             self.kept, self.is_sent = [name for name in self.networks if name in self.sent], True
-        self.used = set(self.asked)
         found = []
         for name, entry in self.entries.items():
-            if name in self.sent and name not in self.fresh:
+            then, before = self.sent.get(name, (None, {}))
+            if entry is then:  # it was not looked at again
                 continue
-            before = self.sent.get(name, {})
             slots = [
                 list(slot) for key, slot in entry.slots.items() if key not in before or differs(before[key], slot[1])
             ]
             if entry.kind == tags.TENSOR:
                 slots = [[key, each.tensor if isinstance(each, Version) else each] for key, each in slots]
             gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
-            new = {} if name in self.sent else {tags.NEW: [entry.kind, entry.made, entry.stays, entry.network]}
+            new = {} if then else {tags.NEW: [entry.kind, entry.made, entry.stays, entry.network]}
             if new or slots or gone:
                 found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
-                self.sent[name] = kept(entry.slots)
-        self.fresh = set()
+                before = kept(entry.slots)
+            self.sent[name] = entry, before
         return found
 
     def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -177,19 +175,19 @@ class Encoder:
         for name, tensor in tensors.items():
             self.objects[name] = tensor
             self.names[id(tensor)] = name
-            self.entries[name] = Entry(tags.TENSOR, False, only_slot(Version(tensor, compat.version_of(tensor))))
-            self.sent[name] = kept(self.entries[name].slots)
+            entry = Entry(tags.TENSOR, False, only_slot(Version(tensor, compat.version_of(tensor))))
+            self.entries[name], self.sent[name] = entry, (entry, kept(entry.slots))
         for name, slots in state.items():
-            entry = self.entries[name]
+            entry, (_, sent) = self.entries[name], self.sent[name]
             for key, (present, value) in slots.items():
                 set_slot(self.objects[name], entry.kind, json.loads(key), self.restore(value), present)
-                self.sent[name].pop(key, None)
+                sent.pop(key, None)
                 _, before = entry.slots.pop(key, (None, None))
                 for gone in replaced_tensors(before, value) & self.objects.keys():  # the ranks have forgotten them
                     self.names.pop(id(self.objects.pop(gone)), None)
                     del self.entries[gone], self.sent[gone]
                 if present:
-                    entry.slots[key], self.sent[name][key] = (json.loads(key), value), key_of(value)
+                    entry.slots[key], sent[key] = (json.loads(key), value), key_of(value)
 
     def restore(self, encoded: Encoded) -> Any:
         """Returns a value that a rank encoded."""
@@ -205,24 +203,21 @@ class Encoder:
             return value
         if id(value) in self.parts:
             return {tags.PART: self.parts[id(value)]}
-        if id(value) in self.methods:
-            return {tags.PART_METHOD: list(self.methods[id(value)])}
         if tag := TAGS.get(type(value)):
             parts = VALUES[tag][1](value)
             return {tag: self.encode_all(parts) if isinstance(parts, list) else parts}
-        encode = self.inline.get(type(value))
-        if encode:
+        if isinstance(value, CODE) and (name := installed_name(value)):
+            return {tags.NAMED: name}
+        if encode := self.inline.get(type(value)):
             return encode(self, value)
         if isinstance(value, enum.Enum):
-            return {tags.MEMBER: [self.encode_class(type(value)), value.name]}
+            return {tags.MEMBER: [self.encode(type(value)), value.name]}
         if isinstance(value, type):
             return self.encode_class(value)
         if isinstance(value, tuple) and hasattr(value, "_make"):
-            return {tags.NAMED_TUPLE: [self.encode_class(type(value)), self.encode_all(value)]}
+            return {tags.NAMED_TUPLE: [self.encode(type(value)), self.encode_all(value)]}
         if isinstance(value, types.FunctionType) and (inner := inside_of_wrapper(value)):
             return self.encode(inner)
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and (name := installed_name(value)):
-            return {tags.NAMED: name}
         return self.refer(value)
 
     def encode_or_forget(self, value: Any) -> Encoded:
@@ -245,16 +240,9 @@ class Encoder:
             return {tags.CLASS_METHOD: [path, name]}
         return {tags.METHOD: [self.encode(value.__func__), self.encode(value.__self__)]}
 
-    def encode_module(self, value: types.ModuleType) -> Encoded:
-        return (
-            {tags.NAMED: f"{value.__name__}:"} if is_harmless(value) else {tags.MODULE: self.name_file(file_of(value))}
-        )
-
     def encode_class(self, value: type) -> Encoded:
         if is_installed(value):
-            if not is_harmless(value):
-                raise UnsendableError(f"The class {value.__qualname__} is of an installed package.")
-            return {tags.NAMED: f"{value.__module__}:{value.__qualname__}"}
+            raise UnsendableError(f"The class {value.__qualname__} is of an installed package.")
         if "<" in value.__qualname__ and vars(value).keys() <= OF_EMPTY_CLASS:
             return {tags.EMPTY_CLASS: [value.__name__, self.encode_all(value.__bases__)]}
         if "<" in value.__qualname__:
@@ -265,7 +253,7 @@ class Encoder:
     inline: Mapping[type, Callable[[Any, Any], Encoded]] = {
         torch.device: lambda _self, value: {tags.DEVICE: value.type},
         types.MethodType: encode_method,
-        types.ModuleType: encode_module,
+        types.ModuleType: lambda self, value: {tags.MODULE: self.name_file(file_of(value))},
     }
 
     def name(self, value: Any) -> str:
@@ -286,7 +274,6 @@ class Encoder:
         name = self.name(value)
         if name not in self.seen:
             self.seen.add(name)  # first, because an object may hold itself
-            self.fresh.add(name)
             entry = self.enter(value)
             self.entries[name] = entry._replace(stays=self.stays or entry.stays, network=entry.network or self.network)
         if name in self.entries and (owner := self.entries[name].network):
@@ -301,7 +288,6 @@ class Encoder:
         whether others that were named before are gone."""
         name = self.name(owner)
         before = self.entries[name].slots if name in self.entries and not are_all else {}
-        self.fresh.add(name)
         self.entries[name] = Entry(tags.NAMESPACE, self.encode(owner), {**before, **self.slots(values)})
 
     def enter(self, value: Any) -> Entry:
@@ -322,7 +308,7 @@ class Encoder:
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
         if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
-        return Entry(tags.OBJECT, self.encode_class(kind), self.slots(slots_of(value, tags.OBJECT)))
+        return Entry(tags.OBJECT, self.encode(kind), self.slots(slots_of(value, tags.OBJECT)))
 
     def encode_factory(self, factory: Any) -> Encoded:
         """Encodes what makes the values that a defaultdict lacks."""
@@ -332,24 +318,18 @@ class Encoder:
 
     def enter_needed(self, value: Any, needed: Needed) -> Entry:
         """Nobody in ComfyUI's process reads what the ranks change of it."""
-        stays, self.stays = self.stays, True
+        before = self.stays, self.network, self.functions, self.classes
+        self.stays = True
         try:
-            if needed.cls is None:
-                return self.enter_patcher(value, needed.attributes)
-            return Entry(tags.OBJECT, self.encode_class(needed.cls), self.slots(needed.attributes), True)
+            if needed.cls is not None:
+                return Entry(tags.OBJECT, self.encode(needed.cls), self.slots(needed.attributes), True)
+            self.pages |= self.share_weights(value.model)
+            self.network, self.functions, self.classes = self.name(value), [], {}
+            slots = self.slots(needed.attributes)
+            self.networks[self.network] = Network(value.model, self.functions, self.classes)
+            return Entry(tags.PATCHER, None, slots, True, self.network)
         finally:
-            self.stays = stays
-
-    def enter_patcher(self, value: Any, attributes: Mapping[str, Any]) -> Entry:
-        self.pages |= self.share_weights(value.model)
-        seen, before, name = set(self.seen), (self.functions, self.classes, self.network), self.name(value)
-        self.functions, self.classes, self.network = [], {}, name
-        try:
-            slots = self.slots(attributes)
-            self.networks[name] = Network(value.model, {name, *self.seen - seen}, self.functions, self.classes)
-        finally:
-            self.functions, self.classes, self.network = before
-        return Entry(tags.PATCHER, None, slots, True, name)
+            self.stays, self.network, self.functions, self.classes = before
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):

@@ -12,12 +12,10 @@ from .object_graph import Encoded, key_of
 
 
 class Network:
-    """A network as it was when it was described. names: of its objects. functions, classes: that these name."""
+    """A network as it was when it was described. functions, classes: that its objects name."""
 
-    def __init__(
-        self, module: torch.nn.Module, names: set[str], functions: list[types.FunctionType], classes: dict[type, None]
-    ) -> None:
-        self.names, self.functions, self.classes = names, functions, classes
+    def __init__(self, module: torch.nn.Module, functions: list[types.FunctionType], classes: dict[type, None]) -> None:
+        self.functions, self.classes = functions, classes
         parts = [vars(part) for part in module.modules()]
         self.now = [each for part in parts for each in (part, *part.values()) if isinstance(each, (dict, list, set))]
         self.before = [each.copy() for each in self.now]
@@ -38,21 +36,21 @@ class Version(NamedTuple):
     version: int
     copy: torch.Tensor | None = None
 
-    def kept(self) -> Version:
-        """Returns what to compare with later. Weights are not copied: nobody writes to them in a sampling."""
-        is_weight = isinstance(self.tensor, torch.nn.Parameter)
-        return self if is_weight or not self.tensor.is_inference() else self._replace(copy=self.tensor.clone())
-
-    def differs(self, now: Version) -> bool:
-        is_same = self.tensor is now.tensor and self.version == now.version
-        return not is_same or (self.copy is not None and not self.copy.equal(now.tensor))
-
 
 def differs(before: str | Version, now: Encoded) -> bool:
     """Whether a value is another than before, see `kept`."""
-    return before.differs(now) if isinstance(before, Version) else before != key_of(now)
+    if not isinstance(before, Version) or not isinstance(now, Version):
+        return isinstance(before, Version) or isinstance(now, Version) or before != key_of(now)
+    is_same = before.tensor is now.tensor and before.version == now.version
+    return not is_same or (before.copy is not None and not before.copy.equal(now.tensor))
 
 
 def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
-    """Returns what to compare slots with later: their values' versions or texts."""
-    return {key: value.kept() if isinstance(value, Version) else key_of(value) for key, (_, value) in slots.items()}
+    """Returns what to compare slots with later: the texts of their values, or versions. Weights are not copied: nobody
+    writes to them in a sampling."""
+    found: dict[str, str | Version] = {}
+    for key, (_, value) in slots.items():
+        found[key] = value if isinstance(value, Version) else key_of(value)
+        if isinstance(value, Version) and value.tensor.is_inference() and type(value.tensor) is torch.Tensor:
+            found[key] = value._replace(copy=value.tensor.clone())
+    return found

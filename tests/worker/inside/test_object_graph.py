@@ -155,7 +155,7 @@ class Both:
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 2))
         stand_in = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"))
         self.stand_in = stand_in
-        self.encoder = Encoder(files, {id(part): path for path, part in stand_in.named_modules()}, {})
+        self.encoder = Encoder(files, {id(part): path for path, part in stand_in.named_modules()})
         self.decoder = Decoder(files, self.model, lambda: torch.device("cpu"))
 
     def send(self, value: Any) -> Any:
@@ -362,7 +362,7 @@ class Networks:
         self.pages: dict[int, tuple[str, str]] = {}
         needed = lambda value: Needed(None, {"model": value.model})  # noqa: E731
         files = CodeFiles(str(root))
-        self.encoder = Encoder(files, {}, {}, needed={Patcher: needed}, share_weights=lambda _network: self.pages)
+        self.encoder = Encoder(files, {}, needed={Patcher: needed}, share_weights=lambda _network: self.pages)
 
     def make(self) -> Patcher:
         patcher = Patcher(torch.nn.Linear(2, 2))
