@@ -147,17 +147,17 @@ class Inside:
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
         encoder = self.encoder
         followed: set[types.FunctionType] = set()
-        classes: dict[type, set[str]] = {}  # with the variables that went along
+        classes: set[type] = set()
         methods: list[tuple[str, types.FunctionType, bool]] = []
         names: set[str] = {"forward"}
         found: list[types.CodeType] = []
-        while True:
-            for cls in encoder.classes.keys() - classes.keys():
-                classes[cls] = set()
-                methods += list_methods(cls)
+        known = -1  # functions and classes before the last round
+        while known < (known := len({*encoder.functions}) + len(followed) + len(encoder.classes)):
+            new = encoder.classes.keys() - classes
+            classes |= new
+            methods += [each for cls in new for each in list_methods(cls)]
             named = [each for name, each, is_called in methods if is_called or name in names or is_implicit(name)]
-            waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
-            for function in waiting:
+            for function in [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]:
                 followed.add(function)
                 own = list(codes_in(function.__code__))
                 found += own
@@ -166,8 +166,9 @@ class Inside:
                     raise UnsendableError(f"{function.__qualname__} draws random numbers ({min(drawn)}).")
                 names |= in_code
                 self.add_variables(function, in_code)
-            if not waiting and not any(self.add_class_variables(cls, names, own) for cls, own in classes.items()):
-                return found
+            for cls in classes:
+                self.add_class_variables(cls, names)
+        return found
 
     def add_variables(self, function: types.FunctionType, names: set[str]) -> None:
         """Takes along the variables that its code names, of a function's module and of modules that this one names."""
@@ -187,16 +188,12 @@ class Inside:
             if values:
                 self.encoder.add_variables(module, values)
 
-    def add_class_variables(self, cls: type, names: set[str], added: set[str]) -> bool:
-        """Takes along those variables of a node's class that code names. Returns whether there are more than before."""
-        if not self.is_of_node(cls):
-            return False
-        own = {name: value for name, value in vars(cls).items() if name in names and type(value) in (*PLAIN, *HELD)}
-        new = {name: value for name, value in own.items() if name not in added and not name.startswith("__")}
-        if new:
-            added.update(new)
-            self.encoder.add_variables(cls, new)
-        return bool(new)
+    def add_class_variables(self, cls: type, names: set[str]) -> None:
+        """Takes along those variables of a node's class that code names."""
+        own = {name: value for name, value in vars(cls).items() if name in names and not name.startswith("__")}
+        values = {name: value for name, value in own.items() if type(value) in (*PLAIN, *HELD)}
+        if values and self.is_of_node(cls):
+            self.encoder.add_variables(cls, values)
 
     def is_of_node(self, value: Any) -> bool:
         """Whether code belongs to a node: one of ComfyUI's own, or a node pack's."""
