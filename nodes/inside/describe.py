@@ -156,7 +156,7 @@ class Inside:
             new = encoder.classes.keys() - classes
             classes |= new
             methods += [each for cls in new for each in list_methods(cls)]
-            named = [each for name, each, is_called in methods if is_called or name in names or is_implicit(name)]
+            named = [each for name, each, is_called in methods if is_called or name in names]
             for function in [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]:
                 followed.add(function)
                 own = list(codes_in(function.__code__))
@@ -204,17 +204,14 @@ class Inside:
 
 
 def list_methods(cls: type) -> Iterator[tuple[str, types.FunctionType, bool]]:
-    """Yields the methods of a class by name, and whether ComfyUI's code calls each: one of its own that is replaced."""
+    """Yields the methods of a class by name, and whether they are called without their names in the code: by Python, or
+    by ComfyUI's code, one of whose own they replace."""
     called = {name for each in cls.__mro__ if each.__module__.startswith("comfy.") for name in vars(each)}
     for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
         function = getattr(value, "__func__", getattr(value, "fget", value))
         if isinstance(function, types.FunctionType):
-            yield name, inspect.unwrap(function), name in called and not name.startswith("__")
-
-
-def is_implicit(name: str) -> bool:
-    """Whether Python may call a method of this name without its name in the code."""
-    return name.startswith("__") and name not in ("__init__", "__new__")
+            is_called = name not in ("__init__", "__new__") if name.startswith("__") else name in called
+            yield name, inspect.unwrap(function), is_called
 
 
 def module_of(function: types.FunctionType) -> types.ModuleType:

@@ -14,7 +14,9 @@ from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
-from .object_graph import DICTS, HOSTS, OF_RANKS, VALUES, Encoded, State, key_of, replaced_tensors, set_slot, slots_of
+from .object_graph import DICTS, OF_RANKS, VALUES, Encoded, State, key_of, replaced_tensors, set_slot, slots_of
+
+CPU = torch.device("cpu")  # each rank has it; of others it has its own
 
 
 class Held(NamedTuple):
@@ -79,7 +81,7 @@ class Decoder:
         for name, kind, *_ in new:
             target = self.objects[name].value
             if kind == tags.PATCHER:  # its network has its weights now
-                target.__init__(target.model, self.device(), HOSTS["cpu"])
+                target.__init__(target.model, self.device(), CPU)
 
     def add(self, name: str, kind: str, value: Any, stays: bool, network: str = "") -> None:
         if name.startswith(OF_RANKS):
@@ -164,7 +166,7 @@ class Decoder:
         tags.NAMED: lambda _self, value: find_installed(value),
         tags.MODULE: lambda self, value: self.files.load(value),
         tags.METHOD: lambda self, value: types.MethodType(*self.decode(value)),
-        tags.DEVICE: lambda self, value: HOSTS.get(value) or self.device(),
+        tags.DEVICE: lambda self, value: CPU if value == CPU.type else self.device(),
         tags.MEMBER: lambda self, value: self.decode(value[0])[value[1]],
     }
 
@@ -175,7 +177,7 @@ class Decoder:
         found: State = {}
         tensors: dict[str, torch.Tensor] = {}
         for name, (target, kind, stays, _, known) in list(self.objects.items()):
-            if stays or name not in self.objects:  # a tensor of a slot that has another now
+            if stays or kind == tags.TENSOR:
                 continue
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
             changed: dict[str, list[Any]] = {}
@@ -183,7 +185,8 @@ class Decoder:
                 if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
                 try:
-                    encoded = self.encode(value, tensors, kind in (tags.LIST, tags.SET))
+                    is_list = kind in (tags.LIST, tags.SET)
+                    encoded = [self.encode(each, tensors) for each in value] if is_list else self.encode(value, tensors)
                 except UnsendableError:
                     continue
                 if key not in known or key_of(known[key]) != key_of(encoded):
@@ -197,14 +200,12 @@ class Decoder:
                 found[name] = changed
         return found, tensors
 
-    def encode(self, value: Any, tensors: dict[str, torch.Tensor], is_list: bool) -> Encoded:
+    def encode(self, value: Any, tensors: dict[str, torch.Tensor]) -> Encoded:
         """Encodes a value for ComfyUI's process. Raises UnsendableError."""
         if type(value) in PLAIN:
             return value
-        if is_list:
-            return [self.encode(each, tensors, False) for each in value]
         if type(value) is tuple:
-            return {tags.TUPLE: [self.encode(each, tensors, False) for each in value]}
+            return {tags.TUPLE: [self.encode(each, tensors) for each in value]}
         if id(value) in self.names:
             return {tags.REF: self.names[id(value)]}
         if type(value) is not torch.Tensor:

@@ -300,8 +300,10 @@ class Encoder:
         if kind := {list: tags.LIST, set: tags.SET}.get(type(value)):
             return Entry(kind, None, only_slot(self.encode_all(slots_of(value, kind)[tags.ONLY_SLOT])))
         if type(value) in DICTS.values():
-            factory = self.encode_factory(getattr(value, "default_factory", None))
-            return Entry(tags.DICT, [type(value).__name__, factory], self.slots(value))
+            factory = getattr(value, "default_factory", None)
+            if factory is not None and not (isinstance(factory, type) and is_harmless(factory)):
+                raise UnsendableError("A defaultdict whose values a function makes cannot be sent to the ranks.")
+            return Entry(tags.DICT, [type(value).__name__, self.encode(factory)], self.slots(value))
         if find := next((find for cls, find in self.needed.items() if isinstance(value, cls)), None):
             return self.enter_needed(value, find(value))
         kind = type(value)
@@ -309,12 +311,6 @@ class Encoder:
         if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
         return Entry(tags.OBJECT, self.encode(kind), self.slots(slots_of(value, tags.OBJECT)))
-
-    def encode_factory(self, factory: Any) -> Encoded:
-        """Encodes what makes the values that a defaultdict lacks."""
-        if factory is None or isinstance(factory, type) and is_harmless(factory):
-            return self.encode(factory)
-        raise UnsendableError("A defaultdict whose values a function makes cannot be sent to the ranks.")
 
     def enter_needed(self, value: Any, needed: Needed) -> Entry:
         """Nobody in ComfyUI's process reads what the ranks change of it."""

@@ -23,7 +23,6 @@ from . import tags
 from .changes import COMFYUI_ATTRIBUTES
 
 OF_RANKS = "rank."  # how the names of tensors begin that ranks have made
-HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
 DICTS = {each.__name__: each for each in (dict, collections.OrderedDict, collections.defaultdict)}
 # Attributes of a network that its patcher sets. A rank's own patcher sets others.
 OF_PATCHERS = (
@@ -108,8 +107,6 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
         return {CONTENTS: target.cell_contents} if target != types.CellType() else {}
     if kind in (tags.LIST, tags.SET):
         return {tags.ONLY_SLOT: list(target) if kind == tags.LIST else sorted(target, key=repr)}
-    if kind == tags.TENSOR:
-        return {}
     if kind == tags.DICT:
         return dict(target)
     if kind == tags.FUNCTION:
