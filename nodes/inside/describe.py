@@ -172,10 +172,13 @@ class Inside:
 
     def add_variables(self, function: types.FunctionType, names: set[str]) -> None:
         """Takes along the variables that its code names, of a function's module and of modules that this one names."""
-        modules = [module_of(function)]
-        named = [vars(modules[0])[name] for name in names & function.__globals__.keys()]
-        modules += [each for each in named if isinstance(each, types.ModuleType) and self.is_of_node(each)]
-        for module in modules:
+        variables = function.__globals__
+        own = sys.modules.get(str(variables.get("__name__")))
+        if own is None or vars(own) is not variables:
+            raise UnsendableError(f"{function.__qualname__} has no module.")
+        named = [variables[name] for name in names & variables.keys()]
+        modules = [each for each in named if isinstance(each, types.ModuleType) and self.is_of_node(each)]
+        for module in (own, *modules):
             values: dict[str, Any] = {}
             for name in names & vars(module).keys():
                 value = vars(module)[name]
@@ -212,15 +215,6 @@ def list_methods(cls: type) -> Iterator[tuple[str, types.FunctionType, bool]]:
         if isinstance(function, types.FunctionType):
             is_called = name not in ("__init__", "__new__") if name.startswith("__") else name in called
             yield name, inspect.unwrap(function), is_called
-
-
-def module_of(function: types.FunctionType) -> types.ModuleType:
-    """Raises UnsendableError for a function without a module."""
-    name = function.__globals__.get("__name__")
-    module = sys.modules.get(str(name))
-    if module is None or vars(module) is not function.__globals__:
-        raise UnsendableError(f"{function.__qualname__} has no module.")
-    return module
 
 
 @cache

@@ -157,8 +157,9 @@ def differing(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
 
 def matters(watched: Watched, name: str) -> bool:
     """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
-    value, was_there = watched.now.get(name), name in (watched.names or watched.before)
-    if watched.before.get(name) is FOREIGN:
+    value, before = watched.now.get(name), watched.before.get(name)
+    was_there = name in (watched.names or watched.before)
+    if before is FOREIGN:
         return True
     if watched.kind == ATTRIBUTES:
         if name in COMFYUI_ATTRIBUTES or name.startswith("_") and not callable(value):
@@ -166,22 +167,17 @@ def matters(watched: Watched, name: str) -> bool:
         if is_own_method(watched.owner, name, value):  # a node has put it back
             return False
         is_more = callable(value) or isinstance(value, torch.Tensor)
-        return is_more or was_there and not equal(value, watched.before.get(name))
+        return is_more or was_there and not equal(value, before)
     if watched.kind == METHODS and name in OF_NEW_OBJECTS:
         return False
     if watched.kind == FUNCTIONS and not was_there:  # nobody in ComfyUI reads a new name
         return False
     if watched.kind in (METHODS, FUNCTIONS):
-        return is_code(value) or is_code(watched.before.get(name)) or is_setting(watched, name)
+        # Another plain value of a class is one of all of its objects.
+        may_be_setting = watched.kind == METHODS and was_there and not name.startswith("_")
+        is_setting = may_be_setting and name not in COMFYUI_ATTRIBUTES and type(value) in PLAIN
+        return is_code(value) or is_code(before) or is_setting and not equal(value, before)
     return True
-
-
-def is_setting(watched: Watched, name: str) -> bool:
-    """Whether it is another plain value of a class, which all of its objects have."""
-    value, was_there = watched.now.get(name), name in watched.before
-    if watched.kind != METHODS or not was_there or name.startswith("_") or name in COMFYUI_ATTRIBUTES:
-        return False
-    return type(value) in PLAIN and not equal(value, watched.before[name])
 
 
 def is_own_method(part: torch.nn.Module | None, name: str, value: Any) -> bool:
