@@ -86,14 +86,14 @@ def encode_options(options: Options, inside: Inside) -> dict[str, Any]:
         owner, words = owner or find_owner(value), f"the model patch {place!r}"
         return inside.attempt(f"{words} of {owner}", lambda: inside.describe(value, words, owner, between, is_data))
 
-    is_between = inside.places.has_option
+    patches, replaced = (inside.places.options.get(part, ()) for part in (PATCHES, REPLACED))
     functions = {
         PATCHES: {
-            name: [describe(each, name, is_between(PATCHES, name)) for each in own]
+            name: [describe(each, name, name in patches) for each in own]
             for name, own in options.get(PATCHES, {}).items()
         },
         REPLACED: {
-            name: [[list(key), describe(each, name, is_between(REPLACED, name))] for key, each in own.items()]
+            name: [[list(key), describe(each, name, name in replaced)] for key, each in own.items()]
             for name, own in options.get(REPLACED, {}).items()
         },
         OTHER_OPTIONS: {},
@@ -154,13 +154,12 @@ def limit_work(work: Work, asked: Sequence[Options]) -> Work:
     facts: list[Facts] = [each for options in asked for _, each in options.get(FACTS, ())]
     tokens, rows = all(each.splits_tokens or each.between for each in facts), all(each.splits_rows for each in facts)
     chosen = {f", {options[name]}" for options in asked for name in (COMPILED, KERNEL) if options.get(name)}
-    work = replace(work, chosen="".join(sorted(chosen)))
+    work = replace(work, chosen="".join(sorted(chosen)), splits_tokens=tokens, splits_rows=rows)
     if work.forward:
         gathers = max((count_gathers(each, work.forward) for each in asked), default=0)
         work = replace(work, forward=replace(work.forward, gathers=gathers))
-    if rows or len(asked) == 1 or not all(each.is_stateless for each in facts):
-        return replace(work, splits_tokens=tokens, splits_rows=rows)
-    return replace(work, splits_tokens=tokens, splits_rows=rows, parallel_calls=len(asked))
+    runs_apart = not rows and len(asked) > 1 and all(each.is_stateless for each in facts)
+    return replace(work, parallel_calls=len(asked)) if runs_apart else work
 
 
 def count_gathers(options: Options, forward: ForwardCost) -> int:

@@ -29,7 +29,7 @@ class BlockPlaces:
 
     def __init__(self, module: torch.nn.Module) -> None:
         spec = shareable(module)
-        self.options = options_of(module, spec) if spec else {}
+        self.options = options_of(module, spec) if spec else {}  # where functions run between the blocks
         lists = spec.sharded if spec and not spec.bands else ()
         blocks = {id(block) for each in lists for block in modules_at(module, each.path)}
         self.paths = tuple(f"{path}." for path, part in module.named_modules() if id(part) in blocks)
@@ -45,10 +45,6 @@ class BlockPlaces:
     def reads_option(self, name: str) -> bool:
         """Whether the code of the model's classes names an option of ComfyUI's. A newer ComfyUI may read others."""
         return any(f'"{name}"' in code or f"'{name}'" in code for code in map(code_of, self.code))
-
-    def has_option(self, part: str, name: str) -> bool:
-        """Whether functions of this name in a part of the options run between the blocks."""
-        return name in self.options.get(part, ())
 
     def has_patch(self, path: str) -> bool:
         """Whether what a patcher puts at a path runs between the blocks. So does what takes the place of a block."""
