@@ -405,6 +405,14 @@ def test_a_network_is_described_once_and_again_after_a_change(root: Path) -> Non
     assert both.send(patcher) == [["another", "0"]]
 
 
+def test_a_networks_weight_that_something_else_has_too_goes_by_its_page(root: Path) -> None:
+    both = Networks(root)
+    patcher = both.make()
+    both.send(patcher.model.weight, patcher)
+    assert both.send(patcher.model.weight, patcher) == [["a file", "0"]]
+    assert both.send(patcher.model.weight, patcher) == []
+
+
 def test_a_network_stays_for_the_next_sampling_that_uses_it(root: Path) -> None:
     both = Networks(root)
     patcher, other = both.make(), both.make()
