@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,44 +30,32 @@ def apply_changes(model: torch.nn.Module, changes: Sequence[Sequence[Any]]) -> I
     value. A hook has its module, whether it gets keywords, and the function. An object patch has its path and value."""
     with ExitStack() as undo:
         for kind, *change in changes:
-            apply = {HOOK_BEFORE: add_hook, HOOK_AFTER: add_hook, OBJECT_PATCH: set_path}.get(kind, set_value)
-            undo.callback(apply(kind, model, *change))
+            if kind == OBJECT_PATCH:
+                from comfy.utils import set_attr
+
+                path, value = change
+                undo.callback(set_attr, model, path, set_attr(model, path, value))
+            elif kind in (HOOK_BEFORE, HOOK_AFTER):
+                module, with_kwargs, hook = change
+                add = module.register_forward_pre_hook if kind == HOOK_BEFORE else module.register_forward_hook
+                undo.callback(add(hook, with_kwargs=with_kwargs).remove)
+            else:
+                owner, key, present, value = change
+                undo.callback(put, kind, owner, key, put(kind, owner, key, value if present else MISSING))
         yield
 
 
-# Each of these makes a change, and returns what takes it back.
-
-
-def set_path(_kind: str, model: torch.nn.Module, path: str, value: Any) -> Callable[[], Any]:
-    import comfy.utils
-
-    before = comfy.utils.set_attr(model, path, value)
-    return lambda: comfy.utils.set_attr(model, path, before)
-
-
-def add_hook(
-    kind: str, _model: torch.nn.Module, module: torch.nn.Module, with_kwargs: bool, hook: Any
-) -> Callable[[], Any]:
-    add = module.register_forward_pre_hook if kind == HOOK_BEFORE else module.register_forward_hook
-    return add(hook, with_kwargs=with_kwargs).remove
-
-
-def set_value(kind: str, _model: torch.nn.Module, owner: Any, key: str, present: bool, value: Any) -> Callable[[], Any]:
-    if kind in (CLASSES, METHODS, FUNCTIONS):
-        before = type(owner) if kind == CLASSES else vars(owner).get(key, MISSING)
-        setattr(owner, key, value) if present else delattr(owner, key)
-        return lambda: delattr(owner, key) if before is MISSING else setattr(owner, key, before)
+def put(kind: str, owner: Any, key: str, value: Any) -> Any:
+    """Sets a value of a part, a class or a Python module, or removes it. Returns what was there before."""
     slots: dict[str, Any] = compat.parts_of(owner) if kind == PARTS else vars(owner)
-    before = slots.get(key, MISSING)
-    put(slots, key, value if present else MISSING)
-    return lambda: put(slots, key, before)
-
-
-def put(slots: dict[str, Any], key: str, value: Any) -> None:
-    if value is MISSING:
+    before = type(owner) if kind == CLASSES else slots.get(key, MISSING)
+    if kind not in (ATTRIBUTES, PARTS):
+        delattr(owner, key) if value is MISSING else setattr(owner, key, value)
+    elif value is MISSING:
         slots.pop(key, None)
     else:
         slots[key] = value
+    return before
 
 
 class Leftovers:
@@ -94,5 +82,5 @@ class Leftovers:
     def end(self) -> None:
         self.pause()
         for part, name, before in reversed(self.found):
-            put(vars(part), name, before)
+            put(ATTRIBUTES, part, name, before)
         self.found = []
