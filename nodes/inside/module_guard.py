@@ -103,12 +103,11 @@ class ModuleGuard:
         return found
 
     def find(self, allowed: Collection[str], is_filled: bool) -> list[Change]:
-        found = []
-        for path, part, cls in self.types:
-            if type(part) is not cls:
-                found.append(
-                    Change(path + CLASS, Watched({CLASS: type(part)}, {CLASS: cls}, path, CLASSES, part), CLASS)
-                )
+        found = [
+            Change(path + CLASS, Watched({CLASS: type(part)}, {CLASS: cls}, path, CLASSES, part), CLASS)
+            for path, part, cls in self.types
+            if type(part) is not cls
+        ]
         if not is_filled:
             found += [
                 Change(each.path + key, each, key) for each, key, now, was in self.tensors if version_of(now) != was
@@ -116,9 +115,7 @@ class ModuleGuard:
         if are_equal(self.watched[is_filled]):
             return found
         for each in self.watched[is_filled]:
-            for change in self.changes_of(each, is_filled):
-                if change.name not in allowed and change not in found:
-                    found.append(change)
+            found += [change for change in self.changes_of(each, is_filled) if change.name not in allowed]
         return found
 
     def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Change]:
