@@ -16,7 +16,6 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -95,11 +94,14 @@ class CodeFiles:
         number, *parts = place.removesuffix(".py").split("/")
         if comfyui := sys.modules.get(CODE_FOLDERS[0]):
             vars(comfyui).setdefault("__getattr__", import_comfyuis)
-        with first_on_path(self.roots[0]):
+        sys.path.insert(0, self.roots[0])  # some of ComfyUI's nodes import `nodes`: not this package's
+        try:
             if number == "0":
                 module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
             else:
                 module = load_of_pack(self.roots[int(number)], parts)
+        finally:
+            sys.path.remove(self.roots[0])
         if os.path.realpath(str(module.__file__)) != os.path.realpath(path):
             raise ValueError(f"{path} is hidden by {module.__file__}")
         return module
@@ -189,24 +191,16 @@ class NoServer:
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
 
-@contextmanager
-def first_on_path(folder: str) -> Iterator[None]:
-    """Puts a folder first on the path: some of ComfyUI's nodes import `nodes`, and a rank would find this package's."""
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
 def hash_of(file: str) -> str:
     return _hash(file, os.stat(file).st_mtime_ns)
 
 
 def hash_of_loaded(file: str) -> str:
     """Returns the hash of a file whose code runs in this process. Raises UnsendableError if it changed after that."""
+    import psutil
+
     try:
-        if os.stat(file).st_mtime > started():
+        if os.stat(file).st_mtime > psutil.Process().create_time():
             raise UnsendableError(f"{file} has changed since ComfyUI started.")
         return hash_of(file)
     except OSError as error:
@@ -216,14 +210,6 @@ def hash_of_loaded(file: str) -> str:
 @cache
 def _hash(file: str, _changed: int) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-@cache
-def started() -> float:
-    """Returns when this process began, in seconds as of a file's change."""
-    import psutil
-
-    return psutil.Process().create_time()
 
 
 def file_of(value: Any) -> str:
