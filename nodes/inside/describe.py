@@ -15,15 +15,15 @@ import comfy.model_base
 import comfy.model_management
 import torch
 
-from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
-from ...worker.inside.changes import HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
+from ...parallel_backend.compat import hooks_with_kwargs
+from ...worker.inside.changes import HOOKS, OBJECT_PATCH
 from ...worker.inside.code_files import CodeFiles, codes_in, file_of, is_installed
 from ...worker.inside.encoder import Encoder
 from ...worker.inside.object_graph import Encoded, State
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
-from .module_guard import HOOKS, TORCH, WEIGHTS, Change
+from .module_guard import TORCH, WEIGHTS, Change
 from .networks import NEEDED, share_weights
 from .places import BlockPlaces
 
@@ -125,14 +125,13 @@ class Inside:
         if watched.kind == WEIGHTS:
             raise UnsendableError("It is a weight.")
         between = self.places.has_change(watched)
-        if watched.kind != HOOKS:
+        if watched.kind not in HOOKS:
             return [watched.kind, place, key, present, self.describe(value, change.name, change.name, between)]
         if not present:
             raise UnsendableError("It is a hook that was removed.")
-        is_before = watched.now is hooks_of(watched.owner)[0]
-        with_kwargs = key in hooks_with_kwargs(watched.owner)[0 if is_before else 1]
-        kind = HOOK_BEFORE if is_before else HOOK_AFTER
-        return [kind, place, with_kwargs, self.describe(value, f"a hook of {change.name}", change.name, between)]
+        with_kwargs = key in hooks_with_kwargs(watched.owner)[HOOKS.index(watched.kind)]
+        hook = self.describe(value, f"a hook of {change.name}", change.name, between)
+        return [watched.kind, place, with_kwargs, hook]
 
     def add_notes(self, notes: Mapping[torch.nn.Module, Iterable[str]]) -> None:
         """Takes along attributes that nodes set on parts of the model, for code of theirs that runs there. Raises

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of, version_of
-from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUI_ATTRIBUTES, FUNCTIONS, METHODS, PARTS
+from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUI_ATTRIBUTES, FUNCTIONS, HOOKS, METHODS, PARTS
 from ...worker.wire.tree import PLAIN
 from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs
 
-HOOKS, WEIGHTS = "hooks", "weights"
+WEIGHTS = "weights"
 # They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
 OF_DEVICES = (
     *("comfy.model_management", "comfy.memory_management", "comfy.pinned_memory"),
@@ -80,13 +80,11 @@ class ModuleGuard:
         self.own = set(own)
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
         self.tensors = watch_numbers(module)
-        code = [*watch_structure(module), *watch_code(module)]
-        # By whether the module has its weights now. Then weights are not compared.
-        self.watched = {True: code, False: [*code, *watch_weights(module)]}
+        self.watched = [*watch_structure(module), *watch_code(module)]
 
     def expect(self, weights: Mapping[str, Any]) -> None:
         """Takes these weights, by name, for the module's own."""
-        for each in self.watched[False]:
+        for each in self.watched:
             if each.kind == WEIGHTS:
                 for key in each.before:
                     each.before[key] = weights.get(each.path + key, each.before[key])
@@ -94,7 +92,8 @@ class ModuleGuard:
     def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[Change]:
         """Returns what has changed.
 
-        allowed: names of attributes that may change. is_filled: whether the module has its weights now.
+        allowed: names of attributes that may change. is_filled: whether the module has its weights now. Then they are
+        not compared.
         """
         found = self.find(allowed, is_filled)
         if any(each.watched.kind == WEIGHTS for each in found):
@@ -112,9 +111,10 @@ class ModuleGuard:
             found += [
                 Change(each.path + key, each, key) for each, key, now, was in self.tensors if version_of(now) != was
             ]
-        if are_equal(self.watched[is_filled]):
+        watched = [each for each in self.watched if each.kind != WEIGHTS] if is_filled else self.watched
+        if are_equal(watched):
             return found
-        for each in self.watched[is_filled]:
+        for each in watched:
             found += [change for change in self.changes_of(each, is_filled) if change.name not in allowed]
         return found
 
@@ -123,7 +123,7 @@ class ModuleGuard:
             if is_filled and key in self.own and not each.path:
                 continue
             if matters(each, key):
-                name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
+                name = (each.path.rstrip(".") or "the model") if each.kind in HOOKS else each.path + key
                 yield Change(name, each, key)
             elif key in each.now:  # the next comparison is fast
                 each.before[key] = snapshot(each.now[key])
@@ -132,9 +132,7 @@ class ModuleGuard:
 
     def notes(self) -> dict[torch.nn.Module, set[str]]:
         """Returns the attributes that nodes have set for their own code, by part."""
-        parts = [
-            each for each in self.watched[True] if each.kind == ATTRIBUTES and isinstance(each.owner, torch.nn.Module)
-        ]
+        parts = [each for each in self.watched if each.kind == ATTRIBUTES and isinstance(each.owner, torch.nn.Module)]
         found = {each.owner: each.before.keys() - each.names - {*COMFYUI_ATTRIBUTES} for each in parts}
         return {part: names for part, names in found.items() if names}
 
@@ -197,8 +195,10 @@ def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
     for path, part in paths_of(module):
         yield watch_attributes(part, path)
         yield watch(parts_of(part), path, PARTS, part)
-        for hooks in hooks_of(part):
-            yield watch(hooks, path, HOOKS, part)
+        for kind, hooks in zip(HOOKS, hooks_of(part), strict=True):
+            yield watch(hooks, path, kind, part)
+        for weights in (parameters_of(part), buffers_of(part)):
+            yield watch(weights, path, WEIGHTS, part)
     for path, config in configs_of(module).items():
         yield watch_attributes(config, f"{path}.")
 
@@ -220,12 +220,6 @@ def snapshot(value: Any) -> Any:
     if type(value) in (list, tuple, set):
         return type(value)(map(snapshot, value))
     return value
-
-
-def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
-    for path, part in paths_of(module):
-        for weights in (parameters_of(part), buffers_of(part)):
-            yield watch(weights, path, WEIGHTS, part)
 
 
 def watch_numbers(module: torch.nn.Module) -> list[tuple[Watched, str, torch.Tensor, int]]:

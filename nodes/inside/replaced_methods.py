@@ -16,8 +16,9 @@ import torch
 
 from ...parallel_backend.compat import hooks_of
 from ...worker.comfyui.entry import leaves_by, runs_wrappers
+from ...worker.inside.changes import HOOKS
 from ...worker.wire.operations import FORWARD, INNER
-from .module_guard import HOOKS, Change
+from .module_guard import Change
 from .references import CELL, contents
 
 
@@ -106,7 +107,7 @@ class ReplacedMethods:
         """Whether a change has its effect here, so that the ranks may not make it, too."""
         owner, key = change.watched.owner, change.key
         if owner is self.module:
-            return change.watched.kind == HOOKS or key in here or self.sent is not None and key == self.sent.name
+            return change.watched.kind in HOOKS or key in here or self.sent is not None and key == self.sent.name
         return key == FORWARD and key in here and FORWARD not in self.stand_ins and owner in type(self.module).__mro__
 
     @contextmanager

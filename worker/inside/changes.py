@@ -12,7 +12,8 @@ from ..engine import compat
 from ..wire.tree import PLAIN
 
 ATTRIBUTES, PARTS, METHODS, FUNCTIONS, CLASSES = "attributes", "parts", "methods", "functions", "classes"
-HOOK_BEFORE, HOOK_AFTER, OBJECT_PATCH = "hook before", "hook after", "object patch"
+HOOKS = HOOK_BEFORE, HOOK_AFTER = "hook before", "hook after"
+OBJECT_PATCH = "object patch"
 # Attributes that ComfyUI sets while it loads, moves or runs a model.
 COMFYUI_ATTRIBUTES = (
     *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
@@ -35,7 +36,7 @@ def apply_changes(model: torch.nn.Module, changes: Sequence[Sequence[Any]]) -> I
 
                 path, value = change
                 undo.callback(set_attr, model, path, set_attr(model, path, value))
-            elif kind in (HOOK_BEFORE, HOOK_AFTER):
+            elif kind in HOOKS:
                 module, with_kwargs, hook = change
                 add = module.register_forward_pre_hook if kind == HOOK_BEFORE else module.register_forward_hook
                 undo.callback(add(hook, with_kwargs=with_kwargs).remove)
