@@ -96,6 +96,7 @@ class Inside:
         encoder = self.encoder
         encoder.functions, encoder.classes, encoder.stays = [], {}, known is not None
         encoded = encoder.encode(value)
+        encoder.stays = False  # of what follows
         if is_data and not (encoder.functions or encoder.classes):
             return encoded
         codes = self.follow_code() if known is None or known.reads_pack else []

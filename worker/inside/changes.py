@@ -12,8 +12,8 @@ from ..engine import compat
 from ..wire.tree import PLAIN
 
 ATTRIBUTES, PARTS, METHODS, FUNCTIONS, CLASSES = "attributes", "parts", "methods", "functions", "classes"
-HOOKS = HOOK_BEFORE, HOOK_AFTER = "hook before", "hook after"
-OBJECT_PATCH = "object patch"
+OBJECT_PATCH, HOOK_BEFORE = "object patch", "hook before"
+HOOKS = (HOOK_BEFORE, "hook after")
 # Attributes that ComfyUI sets while it loads, moves or runs a model.
 COMFYUI_ATTRIBUTES = (
     *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
