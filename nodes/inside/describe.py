@@ -12,15 +12,14 @@ from functools import cache
 from typing import Any
 
 import comfy.model_base
-import comfy.model_management
 import torch
 
 from ...parallel_backend.compat import hooks_with_kwargs
 from ...worker.inside.changes import HOOKS, OBJECT_PATCH
 from ...worker.inside.code_files import CodeFiles, codes_in, file_of, is_installed
 from ...worker.inside.encoder import Encoder
-from ...worker.inside.object_graph import Encoded, State
-from ...worker.wire.tensors import Tensors, UnsendableError
+from ...worker.inside.object_graph import Encoded
+from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import TORCH, WEIGHTS, Change
@@ -110,11 +109,6 @@ class Inside:
         if type(value) in PLAIN:
             return [OBJECT_PATCH, path, value]
         return [OBJECT_PATCH, path, self.describe(value, path, path, self.places.has_patch(path))]
-
-    def absorb(self, state: State, tensors: Tensors) -> None:
-        """Takes over what functions in the ranks changed, as if they had run on ComfyUI's device."""
-        device = comfy.model_management.get_torch_device()
-        self.encoder.absorb(state, {name: tensor.to(device) for name, tensor in tensors.items()})
 
     def describe_change(self, change: Change) -> Encoded:
         """Describes a change of the module, see `changes.py` of the ranks. Raises UnsendableError."""

@@ -127,26 +127,22 @@ def join(reasons: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(reasons))
 
 
-def reasons_of_plan(options: Options, plan: ParallelPlan, work: Work) -> list[str]:
-    """Returns the functions that would see only a part of what they need, by name. work: see `limit_work`."""
+def list_unshared(asked: Sequence[Options], plan: ParallelPlan, work: Work) -> Iterator[str]:
+    """Yields the functions that would see only a part of what they need, by name. asked, work: see `limit_work`."""
     # Whether each rank runs calls with all their rows. Shares by speed cut them.
     are_whole = not work.parallel_calls % plan.ways(BATCH_AXES) and not plan.speeds
-    found = (reason for place, facts in options.get(FACTS, ()) for reason in unshared(place, facts, plan, are_whole))
-    return list(dict.fromkeys(found))
-
-
-def unshared(place: str, facts: Facts, plan: ParallelPlan, are_whole: bool) -> Iterator[str]:
-    needs = (
-        (STAGE_AXES, False, "blocks"),
-        (TOKEN_AXES, facts.splits_tokens or facts.between, "tokens"),
-        (BATCH_AXES, facts.splits_rows or are_whole, "rows of the batch"),
-    )
-    for axes, is_right, what in needs:
-        split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
-        if axes == STAGE_AXES and plan.patches > 1:
-            split.append(f"patches={plan.patches}")
-        if split and not is_right:
-            yield f"{place} of {facts.node} under {', '.join(split)} (it needs all {what} in one place)"
+    for place, facts in (each for options in asked for each in options.get(FACTS, ())):
+        needs = (
+            (STAGE_AXES, False, "blocks"),
+            (TOKEN_AXES, facts.splits_tokens or facts.between, "tokens"),
+            (BATCH_AXES, facts.splits_rows or are_whole, "rows of the batch"),
+        )
+        for axes, is_right, what in needs:
+            split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
+            if axes == STAGE_AXES and plan.patches > 1:
+                split.append(f"patches={plan.patches}")
+            if split and not is_right:
+                yield f"{place} of {facts.node} under {', '.join(split)} (it needs all {what} in one place)"
 
 
 def limit_work(work: Work, asked: Sequence[Options]) -> Work:

@@ -21,7 +21,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ONE_DEVICE, ModelCosts
-from ..inside.patches import join, limit_work, reasons_of_plan
+from ..inside.patches import join, limit_work, list_unshared
 from ..plan_words import format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, warn
@@ -71,7 +71,7 @@ class PlannedModule:
         if work != self.last_work:
             self.learn_step()
         self.follow_work(work)
-        if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan, work)]:
+        if reasons := list(list_unshared(options, self.plan, work)):
             self.share_less(work, reasons)
         self.report_prediction(work)
 

@@ -298,7 +298,9 @@ class RemoteModule:
         """Takes over what functions of nodes changed in the ranks. Says on the node what the ranks did otherwise than
         asked. state: the tensors of its STATE."""
         self.answered = self.sampling.name
-        self.inside.absorb(reply.get(STATE, {}), state)
+        device = comfy.model_management.get_torch_device()
+        here = {name: tensor.to(device) for name, tensor in state.items()}  # as if the functions had run there
+        self.inside.encoder.absorb(reply.get(STATE, {}), here)
         if why := reply.get(WHOLE_STEP):
             self.explain_whole_step(why)
         if why := reply.get(NO_KERNEL):
