@@ -119,16 +119,18 @@ class ModuleGuard:
         return found
 
     def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Change]:
-        for key in differing(each.now, each.before):
-            if is_filled and key in self.own and not each.path:
+        now, before = each.now, each.before
+        for key in {**before, **now}:
+            is_same = key in now and key in before and now[key] is before[key]
+            if is_same or is_filled and key in self.own and not each.path:
                 continue
             if matters(each, key):
                 name = (each.path.rstrip(".") or "the model") if each.kind in HOOKS else each.path + key
                 yield Change(name, each, key)
-            elif key in each.now:  # the next comparison is fast
-                each.before[key] = snapshot(each.now[key])
+            elif key in now:  # the next comparison is fast
+                before[key] = snapshot(now[key])
             else:
-                each.before.pop(key, None)
+                before.pop(key, None)
 
     def notes(self) -> dict[torch.nn.Module, set[str]]:
         """Returns the attributes that nodes have set for their own code, by part."""
@@ -142,12 +144,6 @@ def are_equal(watched: Iterable[Watched]) -> bool:
         return all(each.now == each.before for each in watched)
     except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
         return False
-
-
-def differing(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
-    return [
-        name for name in {**before, **now} if name not in now or name not in before or now[name] is not before[name]
-    ]
 
 
 def matters(watched: Watched, name: str) -> bool:

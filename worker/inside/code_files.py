@@ -245,14 +245,6 @@ def codes_of(module: types.ModuleType) -> dict[str, types.CodeType]:
     return {mark_of(each): each for each in codes_in(loader.get_code(module.__name__))}
 
 
-def find_code(module: types.ModuleType, mark: str) -> types.CodeType:
-    """Raises ValueError if the module's file has no such code, such as for another release of Python."""
-    found = codes_of(module).get(mark)
-    if found is None:
-        raise ValueError(f"{module.__file__} has no such function for Python {sys.version.split()[0]}")
-    return found
-
-
 def inside_of_wrapper(function: types.FunctionType) -> Any:
     """Returns the function in a wrapper of torch's that changes nothing in a rank, where nothing keeps gradients and
     functions of nodes are not compiled: `no_grad`, `inference_mode`, `torch.compiler.disable`. None for any other."""

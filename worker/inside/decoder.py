@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
-from .code_files import CodeFiles, find_code, find_installed
+from .code_files import CodeFiles, codes_of, find_installed
 from .object_graph import DICTS, OF_RANKS, VALUES, Encoded, State, key_of, replaced_tensors, set_slot, slots_of
 
 CPU = torch.device("cpu")  # each rank has it; of others it has its own
@@ -132,7 +133,9 @@ class Decoder:
         """Makes a function without its defaults. Raises ValueError if its file has no such function here."""
         named, mark = code
         module = self.files.load(named)
-        found = find_code(module, mark)
+        if mark not in codes_of(module):
+            raise ValueError(f"{module.__file__} has no such function for Python {sys.version.split()[0]}")
+        found = codes_of(module)[mark]
         closure = tuple(self.decode(cell) for cell in cells)
         function = types.FunctionType(found, vars(module), found.co_name, None, closure)
         function.__qualname__ = name

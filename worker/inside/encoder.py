@@ -52,11 +52,6 @@ def only_slot(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
     return {key_of(tags.ONLY_SLOT): (tags.ONLY_SLOT, encoded)}
 
 
-def has_slots(value: Any) -> bool:
-    """Whether an object keeps values elsewhere than among its attributes."""
-    return not hasattr(value, "__dict__") or any(vars(each).get("__slots__") for each in type(value).__mro__)
-
-
 def installed_name(value: Any) -> str | None:
     """Returns the name of a function, class or module of an installed package, if it only computes."""
     name = f"{value.__name__}:" if isinstance(value, types.ModuleType) else f"{value.__module__}:{value.__qualname__}"
@@ -308,7 +303,8 @@ class Encoder:
             return self.enter_needed(value, find(value))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
-        if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots(value) or is_torchs:
+        has_slots = not hasattr(value, "__dict__") or any(vars(each).get("__slots__") for each in kind.__mro__)
+        if isinstance(value, (*BUILT_IN, *self.not_sent)) or has_slots or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
         return Entry(tags.OBJECT, self.encode(kind), self.slots(slots_of(value, tags.OBJECT)))
 
