@@ -41,7 +41,6 @@ class ReplacedMethods:
         """stand_ins: the methods of the module that become requests. runs_here: whether they are not there now."""
         self.module, self.stand_ins, self.runs_here = module, stand_ins, runs_here
         self.own_class, self.own_forward = type(module), type(module).forward
-        self.runs_wrappers = runs_wrappers(type(module))
         names = (FORWARD, leaves_by(type(module)))
         self.signatures = {name: inspect.signature(getattr(type(module), name).__get__(module)) for name in names}
         self.sent: ReplacedMethod | None = None
@@ -87,7 +86,7 @@ class ReplacedMethods:
         code = getattr(inspect.unwrap(cls.forward), "__code__", None)
         if code is None or {FORWARD, INNER} & {*code.co_names}:
             return [f"the model's class {cls.__name__} (its forward goes on to another)"]
-        if INNER not in self.stand_ins and self.runs_wrappers:
+        if INNER not in self.stand_ins and runs_wrappers(self.own_class):
             return [f"the model's class {cls.__name__} (its forward takes the place of one that runs nodes' wrappers)"]
         return []
 
