@@ -67,8 +67,8 @@ class Change(NamedTuple):
 class ModuleGuard:
     """Remembers what a module is made of.
 
-    Most calls change nothing. Then a comparison of dicts is enough, and it is fast because Python compares values by
-    identity first. Only if they differ does it look for the names.
+    Most calls change nothing. Then one comparison of two lists of dicts is enough, and it is fast because Python
+    compares values by identity first. Only in dicts that differ does it look for the names.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class ModuleGuard:
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
         self.tensors = watch_numbers(module)
         self.watched = [*watch_structure(module), *watch_code(module)]
+        self.now, self.before = [each.now for each in self.watched], [each.before for each in self.watched]
 
     def expect(self, weights: Mapping[str, Any]) -> None:
         """Takes these weights, by name, for the module's own."""
@@ -111,11 +112,11 @@ class ModuleGuard:
             found += [
                 Change(each.path + key, each, key) for each, key, now, was in self.tensors if version_of(now) != was
             ]
-        watched = [each for each in self.watched if each.kind != WEIGHTS] if is_filled else self.watched
-        if are_equal(watched):
+        if not is_filled and are_equal(self.now, self.before):
             return found
-        for each in watched:
-            found += [change for change in self.changes_of(each, is_filled) if change.name not in allowed]
+        for each in self.watched:
+            if not (is_filled and each.kind == WEIGHTS or are_equal(each.now, each.before)):
+                found += [change for change in self.changes_of(each, is_filled) if change.name not in allowed]
         return found
 
     def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Change]:
@@ -139,9 +140,9 @@ class ModuleGuard:
         return {part: names for part, names in found.items() if names}
 
 
-def are_equal(watched: Iterable[Watched]) -> bool:
+def are_equal(now: Any, before: Any) -> bool:
     try:
-        return all(each.now == each.before for each in watched)
+        return now == before
     except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
         return False
 
