@@ -42,17 +42,11 @@ class Inside:
     """The graph of what nodes put into the model."""
 
     def __init__(
-        self,
-        parts: Mapping[int, str],
-        files: CodeFiles,
-        methods: Mapping[str, Any],
-        places: BlockPlaces,
-        is_one_machine: Callable[[], bool],
+        self, parts: Mapping[int, str], files: CodeFiles, places: BlockPlaces, is_one_machine: Callable[[], bool]
     ) -> None:
-        """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's. places: of
-        its blocks. is_one_machine: whether all ranks are on this machine."""
+        """parts: of the module as it was loaded, with the stand-in's methods, by id. places: of its blocks.
+        is_one_machine: whether all ranks are on this machine."""
         self.files, self.places = files, places
-        parts = {**parts, **{id(method): name for name, method in methods.items()}}
         share = lambda network: share_weights(network) if is_one_machine() else {}  # noqa: E731
         self.encoder = Encoder(files, parts, NOT_SENT, NEEDED, share)
         # Where something runs inside of the model, in words, and how it shares.

@@ -78,9 +78,10 @@ class RemoteModule:
         self.stock = StockModel(planned, self.weights, self.stand_ins, self.replaced_methods)
         self.patched: tuple[str, Patches] = ("", {})  # the running patcher's key and patches
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
-        parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
+        named = {**self.weights.parts, **configs_of(module), **self.stand_ins}
+        parts = {id(part): path for path, part in named.items()}
         files, is_one_machine = CodeFiles(source.comfyui, source.packs), lambda: not self.group.settings.machines
-        self.inside = Inside(parts, files, self.stand_ins, BlockPlaces(module), is_one_machine)
+        self.inside = Inside(parts, files, BlockPlaces(module), is_one_machine)
         self.answered: str | None = ""  # the name of the sampling of the last reply; None if a request had none
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
