@@ -71,9 +71,7 @@ class ModuleGuard:
     compares values by identity first. Only in dicts that differ does it look for the names.
     """
 
-    def __init__(
-        self, module: torch.nn.Module, own: Collection[str], take_back_copies: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, own: Collection[str], take_back_copies: Callable[[], None]) -> None:
         """own: names of attributes that the stand-in has put on the module. take_back_copies: puts the module's weights
         where nodes have put copies of them."""
         self.take_back_copies = take_back_copies
