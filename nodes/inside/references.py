@@ -13,7 +13,9 @@ from typing import Any
 import comfy.model_patcher
 import torch
 
+from ...worker.inside import tags
 from ...worker.inside.code_files import CODE_FOLDERS, find_package_folders
+from ...worker.inside.object_graph import slots_of
 
 COMFYUI = Path(comfy.model_patcher.__file__).resolve().parents[1]
 INSTALLED = find_package_folders([path for path in sys.path if not COMFYUI.is_relative_to(path)])  # with its packs
@@ -30,17 +32,13 @@ def contents(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple, set)):
         return value
     if isinstance(value, CELL):
-        try:
-            return (value.cell_contents,)
-        except ValueError:  # it is empty
-            return ()
+        return slots_of(value, tags.CELL).values()
     if isinstance(value, METHOD):
         return value.__func__, value.__self__
     if isinstance(value, PARTIAL):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, FUNCTION):
-        more = (value.__defaults__ or (), (value.__kwdefaults__ or {}).values(), vars(value).values())
-        return *(value.__closure__ or ()), *(each for some in more for each in some)
+        return *(value.__closure__ or ()), *slots_of(value, tags.FUNCTION).values()
     return vars(value).values() if is_looked_into(value) else ()
 
 
