@@ -11,7 +11,6 @@ import comfy.model_patcher
 import comfy.sd
 import torch
 
-from ...parallel_backend.compat import buffers_of, parameters_of
 from ...worker.inside.encoder import Needed
 from ...worker.inside.object_graph import MODEL
 from ...worker.wire.tensors import UnsendableError
@@ -55,9 +54,8 @@ def share_weights(network: torch.nn.Module) -> dict[int, tuple[str, str]]:
     """Puts the weights of a network into a file in memory, if it is not there. Returns each tensor's file and its name
     there, by id. Raises UnsendableError if they have no room."""
     weights = {
-        f"{path}.{name}".removeprefix("."): weight
-        for path, part in network.named_modules()
-        for name, weight in {**parameters_of(part), **buffers_of(part)}.items()
+        name: weight
+        for name, weight in (*network.named_parameters(), *network.named_buffers())
         if type(weight) in (torch.Tensor, torch.nn.Parameter) and not weight.is_meta
     }
     try:
