@@ -170,8 +170,6 @@ def count_gathers(options: Options, forward: ForwardCost) -> int:
 
 def find_owner(function: Any) -> str:
     """Returns the node or class that a function belongs to."""
-    if isinstance(function, tuple):  # (modules, function)
-        return find_owner(function[-1])
     owner = getattr(function, "__self__", None)
     if owner is not None:
         return type(owner).__name__
