@@ -58,12 +58,12 @@ class Inside:
         self.asked, self.reasons = [], []
         self.encoder.begin()
 
-    def attempt(self, words: str, describe: Callable[[], Encoded]) -> Encoded:
-        """Returns a description. If there is none, returns None, and keeps the reason. words: what is described."""
+    def attempt(self, describe: Callable[[], Encoded], say: Callable[[UnsendableError], str]) -> Encoded:
+        """Returns a description. If there is none, returns None, and keeps the reason. say: puts it into words."""
         try:
             return describe()
         except UnsendableError as error:
-            self.reasons.append(f"{words} ({error})")
+            self.reasons.append(say(error))
             return None
 
     @property

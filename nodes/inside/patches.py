@@ -60,17 +60,17 @@ def describe_call(
     patches: objects that a patcher put in, by path. notes: returns attributes that nodes keep on parts of the model.
     """
     inside.begin()
-    described = [
-        inside.attempt(f"a change of its {path}", partial(inside.describe_object_patch, path, value))
-        for path, value in patches.items()
-    ]
-    described += [
-        inside.attempt(f"a change of its {each.name}", partial(inside.describe_change, each)) for each in changes
-    ]
+
+    def attempt(name: str, describe: Callable[[], Any]) -> Any:
+        return inside.attempt(describe, lambda error: f"a change of its {name} ({error})")
+
+    described = [attempt(path, partial(inside.describe_object_patch, path, value)) for path, value in patches.items()]
+    described += [attempt(each.name, partial(inside.describe_change, each)) for each in changes]
     del inside.reasons[SHOWN:]
     encoded = encode_options(options, inside)
     if inside.has_unknown:
-        inside.attempt("what a node keeps on its parts", lambda: inside.add_notes(notes()))
+        say = lambda error: f"what a node keeps on its parts ({error})"  # noqa: E731
+        inside.attempt(lambda: inside.add_notes(notes()), say)
     inside.keep_rank_tokens()
     encoded |= {MODEL_CHANGES: described} if described else {}
     encoded |= {ALL_TOKENS: True} if inside.needs_all_tokens else {}
@@ -83,8 +83,11 @@ def encode_options(options: Options, inside: Inside) -> dict[str, Any]:
     inside.reasons += list_written(options)
 
     def describe(value: Any, place: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
-        owner, words = owner or find_owner(value), f"the model patch {place!r}"
-        return inside.attempt(f"{words} of {owner}", lambda: inside.describe(value, words, owner, between, is_data))
+        owner = owner or find_owner(value)
+        return inside.attempt(
+            lambda: inside.describe(value, f"the model patch {place!r}", owner, between, is_data),
+            lambda error: f"the model patch {place!r} of {owner} ({error})",
+        )
 
     patches, replaced = (inside.places.options.get(part, ()) for part in (PATCHES, REPLACED))
     functions = {
