@@ -227,12 +227,12 @@ class RemoteModule:
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
-        sampling, encoder, begins = self.sampling, self.inside.encoder, not self.sampling.is_in_ranks
-        if not self.group.has_objects_of(self.answered if begins else sampling.name):
+        encoder, begins = self.inside.encoder, not self.inside.encoder.is_sent
+        if not self.group.has_objects_of(self.answered):
             if not begins:
                 self.explain_loss()
             encoder.forget_sent()
-        sampling.is_in_ranks, self.answered = True, None
+        self.answered = None
         changed, kept = encoder.changes(), encoder.kept if begins else []
         return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: [kept, changed]}} if kept or changed else {**kwargs}
 

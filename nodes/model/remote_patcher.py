@@ -239,7 +239,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().pre_run()
         self.use_patches()
         if self.remote:
-            if self.remote.sampling.is_in_ranks:  # else `choose_runner` has begun this one
+            if self.remote.inside.encoder.is_sent:  # else `choose_runner` has begun this one
                 self.remote.begin_sampling()
             self.remote.group.resident = self.find_origin()
 

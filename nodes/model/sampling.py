@@ -20,7 +20,6 @@ class Sampling:
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
-        self.is_in_ranks = False  # whether the ranks have run a step of it
         self.said: set[str] = set()
 
     def say_once(self, text: str) -> None:
