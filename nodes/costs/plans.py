@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_base
 import torch
@@ -33,32 +33,29 @@ Steps = dict[str, tuple[float, float]]  # see `ModelCosts.steps`
 ONE_DEVICE = ParallelPlan()
 
 
+class Counted(NamedTuple):
+    """forwards: what was counted, by size. seen: the work of the last calls, by size, which the editor reads."""
+
+    forwards: dict[Any, ForwardCost | None]
+    seen: dict[Any, Work]
+
+
 @functools.cache
-def list_seen(_name: str, _total: int, _dtype: str) -> dict[Any, Work]:
-    """Returns the work of the last calls of a model with this class, bytes and dtype, by size. Its costs on other nodes
-    add to it, and the editor reads it."""
-    return {}
+def recall_counted(_name: str, _total: int, _dtype: str) -> Counted:
+    """Returns what was counted of models with this class, bytes and dtype. Their costs on all nodes add to it."""
+    return Counted({}, {})
 
 
 class ModelCosts:
-    """model: ComfyUI's, as it was loaded, with its diffusion model on the meta device.
-    dtype: the compute dtype.
-    forwards: what was counted of equal models, by size."""
+    """model: ComfyUI's, as it was loaded, with its diffusion model on the meta device. dtype: the compute dtype."""
 
-    def __init__(
-        self,
-        model: comfy.model_base.BaseModel,
-        sizes: WeightSizes,
-        dtype: torch.dtype,
-        forwards: dict[Any, ForwardCost | None],
-    ) -> None:
+    def __init__(self, model: comfy.model_base.BaseModel, sizes: WeightSizes, dtype: torch.dtype) -> None:
         self.module: torch.nn.Module = model.diffusion_model
         self.estimate = model.memory_required  # bytes that one device needs beside the weights
         self.sizes = sizes
         self.torch_dtype = dtype
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
-        self.forwards = forwards
-        self.seen = list_seen(type(self.module).__name__, sizes.total, self.dtype)
+        self.forwards, self.seen = recall_counted(type(self.module).__name__, sizes.total, self.dtype)
 
     @property
     def is_measured(self) -> bool:

@@ -6,7 +6,6 @@ import copy
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import comfy.cli_args
 import comfy.model_base
@@ -54,7 +53,6 @@ MEMORY = (
     *("gpu_only", "highvram", "lowvram", "novram", "disable_smart_memory"),
     *("disable_async_offload", "disable_pinned_memory"),
 )
-KEPT_COUNTS = 64  # files whose forwards stay counted
 MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
@@ -95,19 +93,13 @@ class HostFile:
         plan may not depend on that."""
         config = self.model.model_config  # has any attribute, which misleads `copy`; nobody changes it
         model = copy.deepcopy(self.model, {id(config): config})
-        return ModelCosts(model, self.sizes, self.compute, counted_forwards(self.found))
+        return ModelCosts(model, self.sizes, self.compute)
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
         """Returns the source that the ranks load, with ComfyUI's arguments that change the result or where weights are
         kept. Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does."""
         shares = plan.world_size * plan.patch_count > 1
         return replace(self.found, arguments=list_rank_arguments(shares, on_cpu))
-
-
-@functools.lru_cache(KEPT_COUNTS)
-def counted_forwards(_found: HostSource) -> dict[Any, Any]:
-    """Returns what was counted of a file's forwards, which is the same each time it is loaded."""
-    return {}
 
 
 def list_rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
 
 
 def count_anew(file: Any) -> Any:
-    """Counts a forward, whatever was counted of a file with this name."""
+    """Counts a forward, whatever was counted of such a model before."""
     file.costs.forwards.clear()
     return file.costs.count_latents(LATENTS)
 
