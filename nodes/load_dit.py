@@ -7,7 +7,6 @@ from pathlib import Path
 import comfy.model_patcher
 from comfy_api.latest import io
 
-from ..parallel_backend.plan import ParallelPlan
 from .errors import Refused
 from .model.host_file import describe_host_file
 from .model.model_files import explain_not_listed, list_models
@@ -49,7 +48,6 @@ class LoadDiT(io.ComfyNode):
 def load_dit(folder: str, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
     """Returns the MODEL of a folder, with its weights in this process. Raises ModelFileError. disable_dynamic: as in
     ComfyUI's own loading functions; this MODEL never has DynamicVRAM."""
-    file = describe_host_file(Path(folder))
-    patcher = stock_patcher(file.source(ParallelPlan(), on_cpu=False), disable_dynamic)
+    patcher = stock_patcher(describe_host_file(Path(folder)).source, disable_dynamic)
     patcher.cached_patcher_init = (load_dit, (folder,))
     return patcher

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
+from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import Explained
 from ..parallel_backend.plan import ParallelPlan
 from ..worker.settings import REFUSE
-from .model.host_file import HostFile
+from .model.host_file import HostFile, list_rank_arguments
 from .model.planned_module import PlannedModule
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
@@ -46,11 +48,12 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
         choose = lambda work: resolved._replace(plan=costs.choose_patches(work, resolved.plan))  # noqa: E731
         decided = PlanOfRun(choose, is_set=not resolved.plan.leaves_patches)
         words = str(resolved.plan)
-    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.found.model_class, words)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.source.model_class, words)
     if asked and (note := decided.choice.note):
         logging.warning("[ParallelDiT] %s", join_remarks(note))
-    plan, source = decided.plan, file.source(decided.plan, device_type() == "cpu")
-    workers = worker_group(group)
+    plan, workers = decided.plan, worker_group(group)
+    arguments = list_rank_arguments(plan.world_size * plan.patch_count > 1, device_type() == CPU)
+    source = replace(file.source, arguments=arguments)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
     planned = PlannedModule(workers, file.module, source.to_json(), costs, decided, name)
     return remote_patcher(file.model, RemoteModule(source, planned))

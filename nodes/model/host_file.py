@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import comfy.cli_args
@@ -15,7 +15,6 @@ import torch
 from comfy.ldm.modules import attention
 
 from ...parallel_backend.errors import ModelFileError
-from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes, weight_sizes_of
 from ...worker.comfyui.model import (
@@ -73,12 +72,12 @@ class NoDenoiser(ModelFileError):
 
 @dataclass(frozen=True)
 class HostFile:
-    """found: the source that the ranks load, but for ComfyUI's arguments.
+    """source: that the ranks load, but for ComfyUI's arguments.
     model: ComfyUI's model, with its diffusion model on the meta device.
     compute: the dtype that it computes in.
     sizes: of its weights as loaded."""
 
-    found: HostSource
+    source: HostSource
     model: comfy.model_base.BaseModel
     compute: torch.dtype
     sizes: WeightSizes
@@ -95,15 +94,10 @@ class HostFile:
         model = copy.deepcopy(self.model, {id(config): config})
         return ModelCosts(model, self.sizes, self.compute)
 
-    def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
-        """Returns the source that the ranks load, with ComfyUI's arguments that change the result or where weights are
-        kept. Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does."""
-        shares = plan.world_size * plan.patch_count > 1
-        return replace(self.found, arguments=list_rank_arguments(shares, on_cpu))
-
 
 def list_rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
-    """Returns those of ComfyUI's arguments that concern the ranks. shares: whether tokens are shared."""
+    """Returns those of ComfyUI's arguments that change the result of the ranks, or where they keep weights. shares:
+    whether the ranks may share tokens, which they can if torch computes attention. Else they attend as ComfyUI does."""
     own = comfy.cli_args.args
     arguments = [*(["--cpu"] if on_cpu else [])]
     chosen = [name for name in ATTENTION if getattr(own, name, False)]
@@ -156,7 +150,7 @@ def describe_host_file(
             raise wrong_config_error(path, error) from error
         raise
     fill_module(model, weights, path.name, cast or chosen)
-    found = HostSource(
+    source = HostSource(
         comfyui=str(COMFYUI),
         arguments=(),
         file=str(path),
@@ -169,7 +163,7 @@ def describe_host_file(
         mark=mark,
         detected=detected,
     )
-    return HostFile(found, model, cast or chosen or torch.bfloat16, weight_sizes_of(model.diffusion_model))
+    return HostFile(source, model, cast or chosen or torch.bfloat16, weight_sizes_of(model.diffusion_model))
 
 
 def fill_module(model: comfy.model_base.BaseModel, weights: Weights, file: str, dtype: torch.dtype | None) -> None:

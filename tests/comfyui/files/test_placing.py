@@ -70,9 +70,9 @@ def test_before_a_prompt_the_contexts_of_cards_count(comfyui: Path, tmp_path: Pa
     assert whole["memory"]["tight"]["card"]["index"] == 0
 
 
-def test_comfyuis_arguments_of_memory_reach_ranks_that_have_a_card(comfyui: Path, files: dict[str, Path]) -> None:
+def test_comfyuis_arguments_of_memory_reach_ranks_that_have_a_card(comfyui: Path) -> None:
     memory = ["--disable-smart-memory", "--disable-pinned-memory", "--reserve-vram", "2.5", "--async-offload", "3"]
     given = (*memory, "--deterministic", "--fast", "fp16_accumulation")
-    on_gpu, on_cpu = run_program(comfyui, "tests.support.files.told:rank_arguments", files["fp32"], *given)
+    on_gpu, on_cpu = run_program(comfyui, "tests.support.files.told:rank_arguments", *given)
     assert on_gpu == ["--deterministic", *memory, "--fast", "fp16_accumulation"]
     assert on_cpu == ["--cpu", "--deterministic", "--fast", "fp16_accumulation"]

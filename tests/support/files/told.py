@@ -13,7 +13,6 @@ from typing import Any
 from safetensors.torch import load_file
 
 from parallel_backend.models.checks import list_spec_mismatches
-from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES
 from tests.support.group.footprint import mapped_at
 from tests.support.host.mounted import import_comfyui, mount
@@ -34,14 +33,13 @@ def why_refused(comfyui: str, *files: str) -> dict[str, str]:
     return found
 
 
-def rank_arguments(comfyui: str, file: str, *arguments: str) -> list[Any]:
-    """The arguments that the ranks give ComfyUI's code for a file, where ComfyUI itself has these: on a GPU, and on the
-    CPU."""
+def rank_arguments(comfyui: str, *arguments: str) -> list[Any]:
+    """The arguments that one rank gives ComfyUI's code, where ComfyUI itself has these: on a GPU, and on the CPU."""
     mount(comfyui, *arguments)
     importlib.reload(importlib.import_module("comfy.cli_args"))  # where ComfyUI was imported with other arguments
     logging.disable(logging.CRITICAL)
-    described = importlib.import_module("pack.nodes.model.host_file").describe_host_file(Path(file))
-    return [described.source(ParallelPlan(), on_cpu).arguments for on_cpu in (False, True)]
+    host_file = importlib.import_module("pack.nodes.model.host_file")
+    return [host_file.list_rank_arguments(False, on_cpu) for on_cpu in (False, True)]
 
 
 def small_layers(comfyui: str, file: str) -> list[Any]:

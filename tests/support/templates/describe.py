@@ -17,6 +17,7 @@ import importlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +76,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
     is_counted = kind.detected_as in ("Flux", "SD3")
     before = count_anew(file) if is_counted else None
     group = pack("worker.host.client").WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
-    source = file.source(plan, True)
+    source = replace(file.source, arguments=pack("nodes.model.host_file").list_rank_arguments(True, True))
     decided = pack("parallel_backend.costs.auto").PlanOfRun(lambda _work: SimpleNamespace(plan=plan, note=()), True)
     planned = pack("nodes.model.planned_module").PlannedModule(
         group, file.module, source.to_json(), file.costs, decided
@@ -91,7 +92,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
         elif not all(facts.splits_tokens for _, facts in remote.inside.asked):
             whole_tokens.append(each)
     return {
-        "model_class": file.found.model_class,
+        "model_class": file.source.model_class,
         "predicts": file.model.model_type.name,
         "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
         "plan": plan.to_json(),
