@@ -52,19 +52,17 @@ ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 
 def degree_input(axis: str) -> io.Input:
     """Returns the input for the degree of an axis."""
-    return number_input(axis, AXES[axis], default=1, least=1, most=MAX_DEGREE, advanced=False)
+    return number_input(axis, AXES[axis], default=1, least=1, most=MAX_DEGREE)
 
 
-def number_input(name: str, tooltip: str, *, default: int, least: int, most: int, advanced: bool = True) -> io.Input:
+def number_input(name: str, tooltip: str, *, default: int, least: int, most: int) -> io.Input:
     """Returns an input for a whole number of the plan."""
-    return io.Int.Input(name, default=default, min=least, max=most, optional=True, advanced=advanced, tooltip=tooltip)
+    return io.Int.Input(name, default=default, min=least, max=most, optional=True, tooltip=tooltip)
 
 
-def choice_input(name: str, options: Sequence[str], default: str, tooltip: str, *, advanced: bool = True) -> io.Input:
+def choice_input(name: str, options: Sequence[str], default: str, tooltip: str) -> io.Input:
     """Returns an input for one of several values of the plan."""
-    return io.Combo.Input(
-        name, options=list(options), default=default, optional=True, advanced=advanced, tooltip=tooltip
-    )
+    return io.Combo.Input(name, options=list(options), default=default, optional=True, tooltip=tooltip)
 
 
 def plan_inputs() -> list[io.Input]:
@@ -99,7 +97,6 @@ def plan_inputs() -> list[io.Input]:
             "speeds",
             default="",
             optional=True,
-            advanced=True,
             tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
             "proportionally less of the tokens, blocks and images. Empty: all are alike.",
         ),
@@ -169,7 +166,6 @@ def placement_inputs() -> list[io.Input]:
             "Where the weights of idle blocks are kept. It never changes the image. whole: on each rank. shared: split "
             "over the ranks that compute with the same weights. host: in RAM. auto: whole if that fits. Otherwise as "
             "few blocks as possible leave the GPU, to where the link is faster.",
-            advanced=False,
         ),
         number_input(
             "weight_blocks",
