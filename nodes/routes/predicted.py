@@ -27,19 +27,11 @@ def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
         return resolved, [*why]
     if question.guided is None:
         why = (*why, remark("counted_guided"))
-    if sampled.largest is None:
+    if (picture := sampled.largest) is None:
         return resolved, [*why, *([remark("images_first")] if resolved.plan.dp == 1 else [])]
-    return resolved, [*why, *explain_size(sampled)]
-
-
-def explain_size(sampled: Sampled) -> list[Remark]:
-    """Says for which size, batch and guidance an automatic plan was chosen."""
-    picture, guided = sampled.largest, sampled.question.guided
-    if picture is None:
-        return []
     size = " × ".join(map(str, (picture.width, picture.height, *([picture.length] if picture.length > 1 else []))))
-    key = "for_this" if guided is None else "for_guided" if guided else "for_unguided"
-    return [remark(key, size=size, images=picture.batch_size)]
+    key = {None: "for_this", True: "for_guided", False: "for_unguided"}[question.guided]
+    return resolved, [*why, remark(key, size=size, images=picture.batch_size)]
 
 
 def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
