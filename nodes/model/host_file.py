@@ -197,9 +197,9 @@ def unknown_model_error(path: Path) -> ModelFileError:
     """Returns the error for a file without a diffusion model that ComfyUI knows. Many GGUF files are text encoders."""
     kind = ""
     if is_gguf(path):
-        from ...worker.comfyui.gguf_file import architecture
+        from ...worker.comfyui.gguf_file import ARCHITECTURE, read_gguf
 
-        kind = f" (architecture {architecture(path) or 'unknown'!r})"
+        kind = f" (architecture {read_gguf(path)[1].get(ARCHITECTURE) or 'unknown'!r})"
     return ModelFileError(
         f"{path.name} is not a diffusion model that ComfyUI knows{kind}.",
         "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",

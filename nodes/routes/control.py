@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import comfy.cli_args
 from aiohttp import web
+from server import is_loopback
 
 from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
@@ -97,13 +98,6 @@ def refuse_foreign(request: web.Request) -> None:
 def listens_on_loopback() -> bool:
     """Whether only this machine reaches ComfyUI."""
     return all(is_loopback(address.strip()) for address in comfy.cli_args.args.listen.split(","))
-
-
-def is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == LOCALHOST
 
 
 def is_local(host: str) -> bool:

@@ -59,12 +59,6 @@ def open_gguf(file: str | Path) -> gguf.GGUFReader:
     return reader
 
 
-def architecture(file: str | Path) -> str:
-    """Returns the architecture that the file names; empty if it names none. Raises ModelFileError."""
-    field = open_gguf(file).get_field(ARCHITECTURE)
-    return str(field.contents()) if field else ""
-
-
 def check_known(kind: gguf.GGMLQuantizationType, file: str) -> None:
     """Raises ModelFileError for a format that neither this module nor the gguf package can dequantise."""
     if kind.name in (*PLAIN, BF16, *FORMATS):
