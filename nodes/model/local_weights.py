@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import comfy.lora
 import comfy.model_patcher
+import comfy.utils
 import torch
 from comfy.quant_ops import QuantizedTensor
 
@@ -15,7 +16,6 @@ from ...parallel_backend.compat import buffers_of, parameters_of, version_of
 from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
 from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import cast_weights, map_model
-from ...worker.comfyui.patches import patch_weight
 from ...worker.comfyui.source import HostSource
 from ...worker.errors import ModelFileError
 from .deferred_weight import CPU, DeferredParameter, QuantisedParameter, Weight
@@ -136,16 +136,16 @@ class LocalWeights:
             cast_weights(mapped, {name: dtype})
         weight = find_weight(mapped, name)
         if weight.is_inference() and type(weight.data) is torch.Tensor:
-            path, _, own = name.rpartition(".")
-            setattr(mapped.get_submodule(path), own, count_writes(weight))
-        weight = find_weight(mapped, name)
+            weight = count_writes(weight)
+            comfy.utils.set_attr(mapped, name, weight)
         if not changes:
             return weight
         model, key = torch.nn.Module(), PREFIX + name
         model.diffusion_model = mapped
         patcher = comfy.model_patcher.ModelPatcher(model, CPU, CPU)
         patcher.patches = {key: [*changes]}
-        return patch_weight(patcher, key, weight, CPU)
+        patched = patcher.patch_weight_to_device(key, CPU, return_weight=True)
+        return torch.nn.Parameter(patched, requires_grad=False)
 
     def bring(self) -> None:
         """Fills the module. Keeps weights that a node has put into it, and buffers that it has written into. Raises
@@ -174,13 +174,12 @@ class LocalWeights:
     def take_back_copies(self) -> None:
         """Puts the module's own weights where a node has put copies of them, as nodes do that change a weight for a
         call."""
-        for path, part in self.parts.items():
-            slots = parameters_of(part)
-            for name, weight in slots.items():
-                own = self.own_weight(join_path(path, name))
-                if weight is not own and isinstance(own, DeferredParameter):
-                    present = weight.read() if isinstance(weight, DeferredParameter) else weight
-                    slots[name] = own if are_same(present, own.read(), None) else weight
+        for name, own in self.own.items():
+            weight, present = self.own_weight(name), own.slots.get(own.key)
+            if present is not weight and isinstance(weight, DeferredParameter):
+                numbers = present.read() if isinstance(present, DeferredParameter) else present
+                if are_same(numbers, weight.read(), None):
+                    own.slots[own.key] = weight
 
     def find_written(self) -> bool:
         """Compares the weights, without ComfyUI's patches of them, with the file's. Returns whether a node has written
@@ -239,9 +238,8 @@ class LocalWeights:
 
     def put(self, name: str, weight: Any) -> Any:
         """Puts a weight into the module, and returns what was there."""
-        path, _, own = name.rpartition(".")
-        slots = parameters_of(self.parts[path])
-        before, slots[own] = slots[own], weight
+        own = self.own[name]
+        before, own.slots[own.key] = own.slots[own.key], weight
         return before
 
     def take_replaced(self) -> dict[str, Any]:

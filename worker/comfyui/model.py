@@ -344,8 +344,8 @@ def cast_weights(
 ) -> None:
     """Converts these parameters to these dtypes, in new memory: on their device, or on the one given. check: called
     before each; raises to give up."""
+    import comfy.utils
+
     for name, dtype in dtypes.items():
         check()
-        path, _, own = name.rpartition(".")
-        cast = module.get_parameter(name).to(device, dtype)
-        setattr(module.get_submodule(path), own, torch.nn.Parameter(cast, requires_grad=False))
+        comfy.utils.set_attr_param(module, name, module.get_parameter(name).to(device, dtype))

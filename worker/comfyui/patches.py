@@ -124,13 +124,10 @@ def patch_weight(patcher: Any, name: str, weight: torch.Tensor, device: torch.de
     """Applies ComfyUI's ModelPatcher's patches to a copy of a weight, and returns it. The model's weight stays."""
     import comfy.utils
 
-    before = comfy.utils.get_attr(patcher.model, name)
-    comfy.utils.set_attr_param(patcher.model, name, weight)
+    before = comfy.utils.set_attr_param(patcher.model, name, weight)
     try:
-        patcher.patch_weight_to_device(name, device)
-        return comfy.utils.get_attr(patcher.model, name)
+        return patcher.patch_weight_to_device(name, device, return_weight=True)
     finally:
-        patcher.backup.pop(name, None)
         comfy.utils.set_attr(patcher.model, name, before)
 
 
