@@ -50,6 +50,7 @@ from .sampling import Sampling, check_interrupt, show_on_node
 from .stock_model import StockModel
 from .weight_changes import Patches, name_files
 
+NONE: Patches = {}
 Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
@@ -266,9 +267,13 @@ class RemoteModule:
             self.take_over([], error.explanation)
             return getattr(self.module, method)(*args, **kwargs)
 
-    def use_patches(self, patcher: Patcher, key: str, patches: Patches) -> None:
-        """Makes the following calls use a patcher, with these changes of the weights. key: identifies the changes."""
+    def use_patches(self, patcher: Patcher, more: Patches = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
+        """Makes the following calls use a patcher, which ComfyUI has loaded. more: changes of weights in addition to
+        its own. hooks: identify these."""
         self.patcher, objects = weakref.ref(patcher), patcher.object_patches
+        own = self.weights.keep_patchable(patcher.patches)
+        patches = {name: [*own.get(name, ()), *more.get(name, ())] for name in {**own, **more}}
+        key = f"{patcher.patches_uuid} {[*hooks] if more else ''}" if patches else ""
         if key != self.patched[0] or not self.weights.shown:
             self.weights.show(patches)
         self.patched = key, patches

@@ -199,7 +199,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
-        self.use_patches()
+        self.remote.use_patches(self)
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         if self.remote is None:
@@ -237,21 +237,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def pre_run(self) -> None:
         """Called before each sampling. Selects this patcher's LoRA among the patchers that share the model."""
         super().pre_run()
-        self.use_patches()
         if self.remote:
+            self.remote.use_patches(self)
             if self.remote.inside.encoder.is_sent:  # else `choose_runner` has begun this one
                 self.remote.begin_sampling()
             self.remote.group.resident = self.find_origin()
-
-    def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
-        """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: additional changes
-        of the weights. hooks: identify these changes."""
-        key = str(self.patches_uuid) if self.patches else ""
-        if self.remote:
-            own = self.remote.weights.keep_patchable(self.patches)
-            patches = {name: [*own.get(name, ()), *more.get(name, ())] for name in {**own, **more}}
-            key = f"{self.patches_uuid} {list(hooks)}" if more else key
-            self.remote.use_patches(self, key, patches)
 
     def find_origin(self) -> RemoteModelPatcher:
         """Returns the loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as
@@ -283,7 +273,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def take_over(self, reason: str) -> None:
         """Brings the weights here, with this patcher's patches."""
         if self.remote:
-            self.use_patches()
+            self.remote.use_patches(self)
             self.remote.take_over([reason])
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
@@ -325,7 +315,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             super().patch_hooks(hooks)
             return
         strengths = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
-        self.use_patches(self.name_originals(self.get_combined_hook_patches(hooks)), strengths)
+        self.remote.use_patches(self, self.name_originals(self.get_combined_hook_patches(hooks)), strengths)
         self.current_hooks = hooks
 
     def name_originals(self, patches: Mapping[str, list]) -> Mapping[str, list]:
