@@ -13,7 +13,6 @@ from ...worker.comfyui.dit.folder import is_dit, read_config
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
 GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, if it is installed
-SAFETENSORS = (".safetensors", ".sft")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 
 
