@@ -48,8 +48,7 @@ def record_run(
 ) -> torch.Tensor:
     """Wraps a sampling. Its steps in the worker group belong to one run."""
     patcher = executor.class_obj.model_patcher
-    stand_in = patcher.stand_in if isinstance(patcher, RemoteModelPatcher) else None
-    if stand_in is None:
+    if not isinstance(patcher, RemoteModelPatcher) or (stand_in := patcher.stand_in) is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
     asked = executor.class_obj.model_options.get("transformer_options", {})
     stand_in.choose_runner(patcher, asked, getattr(sampler, "needs_ranks", False))
@@ -84,8 +83,7 @@ def mark_preparation(
 ) -> Any:
     """Wraps ComfyUI's function that frees memory for a sampling and loads its models. It leaves out networks that the
     ranks run."""
-    remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
-    if remote is None or not isinstance(patcher, RemoteModelPatcher):
+    if not isinstance(patcher, RemoteModelPatcher) or (remote := patcher.remote) is None:
         return executor(patcher, noise_shape, conds, *args, **options)
     conds = record_all(conds)
     patchers = [*patcher.networks_in_ranks(), *(each.control_model_wrapped for each in recorded_in(conds))]
