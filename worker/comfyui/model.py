@@ -129,13 +129,6 @@ def view_tensors(path: Path, file: Any) -> Weights:
     return found
 
 
-def has_packed(weights: Weights) -> bool:
-    """Whether some of the weights are packed in GGUF blocks."""
-    from .gguf_layout import is_packed
-
-    return any(is_packed(weight) for weight in weights.values())
-
-
 def write_detected(config: comfy.supported_models_base.BASE) -> str:
     """Returns what ComfyUI has detected of a model, in Python's literals, for `read_detected`. Raises LookupError for a
     model that ComfyUI's own detection does not know."""
@@ -218,8 +211,10 @@ def choose_dtypes(
     import comfy.model_management
     import comfy.utils
 
+    from .gguf_layout import is_packed
+
     quantised = config.quant_config is not None
-    stored = None if quantised or has_packed(weights) else comfy.utils.weight_dtype(weights)
+    stored = None if quantised or any(map(is_packed, weights.values())) else comfy.utils.weight_dtype(weights)
     supported = list(config.supported_inference_dtypes)
     dtype = wanted or comfy.model_management.unet_dtype(
         model_params=comfy.utils.calculate_parameters(weights),

@@ -45,29 +45,21 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     for name in (RUN, FACTS):  # what they name is there
         options.pop(name, None)
     changes = [decoder.decode(each) for each in options.pop(MODEL_CHANGES, [])]
-    is_plain = runs_no_function(options)
     compiled, asked = options.pop(COMPILED, None), options.pop(NODE_FUNCTIONS, None)
     if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
     kernel, needs_all_tokens = str(options.pop(KERNEL, "")), bool(options.pop(ALL_TOKENS, False))
+    is_plain = asked is None and not (changes or kernel)
     context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1, kernel, needs_all_tokens, is_plain)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
-
-
-def runs_no_function(options: Mapping[str, Any]) -> bool:
-    """Whether no function of a node runs inside of the model."""
-    return options.get(NODE_FUNCTIONS) is None and not (options.get(MODEL_CHANGES) or options.get(KERNEL))
 
 
 def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:
     """Returns the context of calls that run together: that of the first, with all tokens if one of them needs them, and
     with nodes' functions if one of them has any."""
     contexts = [context for _, context in calls]
-    needs_all_tokens, is_plain = (
-        any(each.needs_all_tokens for each in contexts),
-        all(each.is_plain for each in contexts),
-    )
-    return contexts[0]._replace(needs_all_tokens=needs_all_tokens, is_plain=is_plain)
+    needs_all_tokens = any(each.needs_all_tokens for each in contexts)
+    return contexts[0]._replace(needs_all_tokens=needs_all_tokens, is_plain=all(each.is_plain for each in contexts))
 
 
 def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
