@@ -65,12 +65,6 @@ def parse(code: types.CodeType | None) -> ast.Module | None:
         return None
 
 
-def own_functions(cls: type, base: type) -> Iterator[Callable[..., object]]:
-    """Yields the methods of a class and those that it inherits, down to a base."""
-    for each in cls.__mro__[: cls.__mro__.index(base) + 1]:
-        yield from (function for function in vars(each).values() if inspect.isfunction(function))
-
-
 @functools.cache
 def calls_of(tree: ast.Module | None) -> list[tuple[str, ast.Call]]:
     """Returns the calls in a function, each with what is called."""
@@ -78,24 +72,20 @@ def calls_of(tree: ast.Module | None) -> list[tuple[str, ast.Call]]:
     return [(ast.unparse(node.func), node) for node in nodes if isinstance(node, ast.Call)]
 
 
+def calls_in(model: type) -> Iterator[tuple[str, ast.Call]]:
+    """Yields the calls in the methods of a class of ComfyUI's models and in those that it inherits."""
+    for each in model.__mro__[: model.__mro__.index(comfy.model_base.BaseModel) + 1]:
+        for function in filter(inspect.isfunction, vars(each).values()):
+            yield from calls_of(tree_of(function))
+
+
 def passes_latents_first(classes: Classes) -> bool:
-    found = [
-        len(call.args)
-        for function in own_functions(classes.model, comfy.model_base.BaseModel)
-        for name, call in calls_of(tree_of(function))
-        if name == f"self.{MODULE}"
-    ]
-    return bool(found) and set(found) == {2}
+    return {len(call.args) for name, call in calls_in(classes.model) if name == f"self.{MODULE}"} == {2}
 
 
 def calls_known_methods(classes: Classes) -> bool:
     prefix = f"self.{MODULE}."
-    asked = {
-        name.removeprefix(prefix)
-        for function in own_functions(classes.model, comfy.model_base.BaseModel)
-        for name, _ in calls_of(tree_of(function))
-        if name.startswith(prefix)
-    }
+    asked = {name.removeprefix(prefix) for name, _ in calls_in(classes.model) if name.startswith(prefix)}
     own = {name for name in asked if inspect.isfunction(getattr(classes.module, name, None))}
     return own <= {*SENT_METHODS, *dir(torch.nn.Module)}
 
