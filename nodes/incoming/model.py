@@ -12,6 +12,7 @@ import comfy.model_management
 import comfy.model_patcher
 import comfy.sd
 import torch
+from comfy.patcher_extension import merge_nested_dicts
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
 from ...parallel_backend.errors import ModelFileError
@@ -183,10 +184,8 @@ def take_changes(model: Patcher, new: RemoteModelPatcher, load: Callable[[Patche
     if batches_calls(options.get(CALCULATION)):  # of ranks under another plan
         del options[CALCULATION]
     moved = Moved(pair_parts(model, new.model), new, model.model, wanted).move(wanted)
-    for table, own in (("wrappers", new.wrappers), ("callbacks", new.callbacks)):
-        for kind, by_key in moved.pop(table).items():
-            for key, functions in by_key.items():
-                own.setdefault(kind, {}).setdefault(key, []).extend(functions)
+    for table in ("wrappers", "callbacks"):
+        moved[table] = merge_nested_dicts(vars(new)[table], moved[table])
     options = moved.pop("model_options")
     inner = {**new.model_options[OPTIONS], **options[OPTIONS]}
     new.model_options = {**new.model_options, **options, OPTIONS: inner}
