@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import folder_paths
@@ -48,9 +47,3 @@ def explain_not_listed(name: str) -> Explanation:
         "A diffusers folder of another class runs in scripts (docs/scripts.md)."
         " Here, use a single file and its own loader.",
     )
-
-
-def list_kinds(name: str) -> list[str]:
-    """Returns ComfyUI's folders that have a file of this name."""
-    kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
-    return [kind for kind in kinds if folder_paths.get_full_path(kind, name)]

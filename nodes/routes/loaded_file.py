@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 import folder_paths
 
-from ..model.model_files import GGUF_FOLDERS, list_kinds, list_models
+from ..model.model_files import GGUF_FOLDERS, list_models
 
 DIFFUSION_MODELS, CHECKPOINTS = "diffusion_models", "checkpoints"
 
@@ -33,5 +32,9 @@ def find_loaded(files: Mapping[str, str]) -> Path | None:
 def list_missing(files: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns the first of a loader's files that none of ComfyUI's folders has, with the folder in models/ where it
     belongs; in a list, which is empty if there is none."""
-    lacking = ({"model": name, "folder": folder_of(widget)} for widget, name in files.items() if not list_kinds(name))
-    return [*itertools.islice(lacking, 1)]
+    kinds = folder_paths.folder_names_and_paths
+    return [
+        {"model": name, "folder": folder_of(widget)}
+        for widget, name in files.items()
+        if not any(folder_paths.get_full_path(kind, name) for kind in kinds)
+    ][:1]
