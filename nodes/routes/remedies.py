@@ -14,7 +14,6 @@ from ...parallel_backend.weights.fitting import count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, sizes_in_fp8
 from ..plan_words import Remark, remark
 from ..workers.group import most_ranks
-from ..workers.room import room_for_weights
 from .memory_estimate import MemoryEstimate
 from .question import Sampled, runs_on_all_ranks
 
@@ -46,8 +45,9 @@ def runs(plan: ParallelPlan, sampled: Sampled) -> bool:
 
 def fits(plan: ParallelPlan, sampled: Sampled) -> bool:
     """Whether a plan's ranks have enough memory for its kept weights and a forward."""
-    estimate, room = MemoryEstimate.of(plan, sampled), room_for_weights(plan)
-    return estimate.fits and (room is None or count_host_bytes(estimate.plan, estimate.sizes) <= room.host)
+    estimate = MemoryEstimate.of(plan, sampled)
+    kept, room = count_host_bytes(estimate.plan, estimate.sizes), estimate.room
+    return estimate.fits and (room is None or kept <= room.host)
 
 
 def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
