@@ -47,14 +47,15 @@ def recall_counted(_name: str, _total: int, _dtype: str) -> Counted:
 
 
 class ModelCosts:
-    """model: ComfyUI's, as it was loaded, with its diffusion model on the meta device. dtype: the compute dtype."""
+    """model: ComfyUI's, as it was loaded, with its diffusion model on the meta device.
+    torch_dtype, dtype: the compute dtype, and its name."""
 
-    def __init__(self, model: comfy.model_base.BaseModel, sizes: WeightSizes, dtype: torch.dtype) -> None:
+    def __init__(self, model: comfy.model_base.BaseModel, sizes: WeightSizes) -> None:
         self.module: torch.nn.Module = model.diffusion_model
         self.estimate = model.memory_required  # bytes that one device needs beside the weights
         self.sizes = sizes
-        self.torch_dtype = dtype
-        self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
+        self.torch_dtype: torch.dtype = model.get_dtype_inference()
+        self.dtype = next((name for name, one in DTYPES.items() if one == self.torch_dtype), "bf16")
         self.forwards, self.seen = recall_counted(type(self.module).__name__, sizes.total, self.dtype)
 
     @property

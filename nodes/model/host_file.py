@@ -74,12 +74,10 @@ class NoDenoiser(ModelFileError):
 class HostFile:
     """source: that the ranks load, but for ComfyUI's arguments.
     model: ComfyUI's model, with its diffusion model on the meta device.
-    compute: the dtype that it computes in.
     sizes: of its weights as loaded."""
 
     source: HostSource
     model: comfy.model_base.BaseModel
-    compute: torch.dtype
     sizes: WeightSizes
 
     @property
@@ -92,7 +90,7 @@ class HostFile:
         plan may not depend on that."""
         config = self.model.model_config  # has any attribute, which misleads `copy`; nobody changes it
         model = copy.deepcopy(self.model, {id(config): config})
-        return ModelCosts(model, self.sizes, self.compute)
+        return ModelCosts(model, self.sizes)
 
 
 def list_rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
@@ -163,7 +161,7 @@ def describe_host_file(
         mark=mark,
         detected=detected,
     )
-    return HostFile(source, model, cast or chosen or torch.bfloat16, weight_sizes_of(model.diffusion_model))
+    return HostFile(source, model, weight_sizes_of(model.diffusion_model))
 
 
 def fill_module(model: comfy.model_base.BaseModel, weights: Weights, file: str, dtype: torch.dtype | None) -> None:
