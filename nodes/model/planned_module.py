@@ -26,8 +26,6 @@ from ..plan_words import format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, warn
 
-NO_STATUS: Mapping[str, Any] = {}
-
 
 class PlannedModule:
     """A module whose calls run under the user's plan or an automatic one.
@@ -142,15 +140,11 @@ class PlannedModule:
         decided yet counts as yes."""
         return self.decided.is_undecided or self.plan.ways((*BATCH_AXES, *STAGE_AXES)) > 1
 
-    def weight_bytes(self, status: Mapping[str, Any] = NO_STATUS) -> int:
-        """Returns the bytes of weights that rank 0 keeps on its accelerator, parked ones included. status: the ranks',
-        if they may hold the model.
+    def weight_bytes(self, status: Mapping[str, Any]) -> int:
+        """Returns the bytes of weights that rank 0 keeps on ComfyUI's device, parked ones included. status: the ranks'.
 
-        The ranks report them. Before that, they are predicted for a card on which ComfyUI has freed memory. It is 1
-        if that is not ComfyUI's: with 0, ComfyUI would count the weights itself.
+        They report them. Before that, they are predicted for a card on which ComfyUI has freed memory.
         """
-        if not self.group.is_on_comfyuis_card:
-            return 1
         if self.is_loaded and (reported := status.get("weights")):
             plan = replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
         else:

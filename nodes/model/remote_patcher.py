@@ -355,8 +355,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
     """Returns the MODEL of a BaseModel whose diffusion model runs in the worker group, through `remote`."""
     devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
     model.device = devices[1]  # nodes move tensors there to compute with weights
-    patcher = RemoteModelPatcher(model, *devices, size=remote.planned.weight_bytes())
-
+    patcher = RemoteModelPatcher(model, *devices)
     patcher.cached_patcher_init = (stock_patcher, (remote.weights.source,))  # for deep copies, to train
     # A reference cycle would keep it alive after its last use, and ComfyUI would report a leaked model.
     whole_call = weakref.WeakMethod(model.memory_required)
