@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -218,22 +219,16 @@ def name_merged(
 ) -> dict[Any, list[tuple]]:
     """Returns changes of weights in which weights of other stock models are named, so that the ranks read them,
     too."""
-    owners: dict[int, tuple[Patcher, str]] | None = None
-    loaded: dict[int, dict[str, list]] = {}
+    owners, key_patches = cache(find_owners), cache(lambda owner: load(owner).get_key_patches())
 
     def name(change: tuple) -> tuple:
-        nonlocal owners
         strength, value, *rest = change
         if not isinstance(value, list):
             return change
         (weight, convert), *more = value
-        if not isinstance(weight, DeferredParameter):
-            owners = find_owners() if owners is None else owners
-            if found := owners.get(id(weight)):
-                owner, key = found
-                if id(owner.model) not in loaded:
-                    loaded[id(owner.model)] = load(owner).get_key_patches()
-                weight = loaded[id(owner.model)].get(key, [(weight, convert)])[0][0]
+        if not isinstance(weight, DeferredParameter) and (found := owners().get(id(weight))):
+            owner, key = found
+            weight = key_patches(owner).get(key, [(weight, convert)])[0][0]
         return (strength, [(weight, convert), *map(name, more)], *rest)
 
     return {key: [name(change) for change in changes] for key, changes in patches.items()}
