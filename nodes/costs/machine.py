@@ -15,7 +15,7 @@ from ..workers.group import device_count, device_type, list_cards, measured_fold
 
 def file_of(dtype: str) -> MeasuredFile:
     """Returns the file for the ranks of an automatic plan. Raises SettingsError."""
-    return measured_file(measured_folder(), devices_of_ranks(device_count()), dtype)
+    return measured_file(measured_folder(), devices_of_ranks(), dtype)
 
 
 def machine_of(dtype: str) -> Machine:
@@ -26,7 +26,7 @@ def machine_of(dtype: str) -> Machine:
             return Machine.of(stored.figures)
         except (KeyError, TypeError, ValueError) as error:
             stored.refuse(str(error))
-    return assume_machine(devices_of_ranks(device_count()), device_type() == CPU)
+    return assume_machine(devices_of_ranks(), device_type() == CPU)
 
 
 def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
@@ -43,9 +43,9 @@ def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
         logging.warning("[ParallelDiT] The ranks could not be measured: %s", refused)
 
 
-def devices_of_ranks(ranks: int) -> tuple[str, ...]:
-    """Names each rank's device, on every machine."""
-    machines = settings().machines or ("",)
+def devices_of_ranks() -> tuple[str, ...]:
+    """Names the device of each rank of an automatic plan, on every machine."""
+    ranks, machines = device_count(), settings().machines or ("",)
     each = max(1, ranks // len(machines))
     here = [card.name for card in list_cards()[:each]] or [cpu_name()]
     places = ((here[rank % each % len(here)], machines[rank // each % len(machines)]) for rank in range(ranks))

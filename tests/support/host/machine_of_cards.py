@@ -66,7 +66,7 @@ def planned(machine_name: str, kind: str, cards: list[SimpleNamespace], settings
     os.environ |= {f"PARALLELDIT_{name.upper()}": value for name, value in settings.items()}
     group.settings.cache_clear()
     try:
-        devices = machine.devices_of_ranks(group.device_count())
+        devices = machine.devices_of_ranks()
         answer = route.answer(route.Question(values={"mode": "auto"}))
         guided = plans.Work(2, has_branches=True)
         noted = plans.choose_plan(guided, costs)
