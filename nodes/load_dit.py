@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import comfy.model_patcher
 from comfy_api.latest import io
 
 from .errors import Refused
@@ -42,12 +39,4 @@ class LoadDiT(io.ComfyNode):
     def execute(cls, model_name: str) -> io.NodeOutput:
         if (folder := list_models().get(model_name)) is None:
             raise Refused(*explain_not_listed(model_name))
-        return io.NodeOutput(load_dit(str(folder)))
-
-
-def load_dit(folder: str, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
-    """Returns the MODEL of a folder, with its weights in this process. Raises ModelFileError. disable_dynamic: as in
-    ComfyUI's own loading functions; this MODEL never has DynamicVRAM."""
-    patcher = stock_patcher(describe_host_file(Path(folder)).source, disable_dynamic)
-    patcher.cached_patcher_init = (load_dit, (folder,))
-    return patcher
+        return io.NodeOutput(stock_patcher(describe_host_file(folder).source))

@@ -12,6 +12,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.plan import MODEL, ParallelPlan
+from ..worker.comfyui.source import HostSource
 from .errors import Refused
 from .incoming.model import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
 from .load_model import explain_stock, group_input, load_described
@@ -115,4 +116,5 @@ def name_of(model: Patcher) -> str:
         return model.stand_in.planned.name
     init = getattr(model, "cached_patcher_init", None)
     path = init[1][0] if init and init[1] else ""
+    path = path.file if isinstance(path, HostSource) else path
     return Path(path).name if isinstance(path, str) and path else type(model.model).__name__

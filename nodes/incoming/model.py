@@ -21,13 +21,12 @@ from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_of, write_detected
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from ..errors import Refused
-from ..load_dit import load_dit
 from ..model.call_batching import KEY, batches_calls
 from ..model.deferred_weight import DeferredParameter
 from ..model.host_file import HostFile, describe_host_file, has_dynamic_vram
 from ..model.local_weights import WRITTEN
 from ..model.model_files import PICKLE_SUFFIXES
-from ..model.remote_patcher import RemoteModelPatcher
+from ..model.remote_patcher import RemoteModelPatcher, stock_patcher
 from ..weights_file import Weights, find_written, form_of, keep_file, kept_files, take_all_pages
 from .differences import find_differences
 from .moved import Moved
@@ -111,16 +110,14 @@ def check_same(model: Patcher, file: HostFile) -> HostFile:
 def find_file(model: Patcher) -> tuple[Path, torch.dtype | None, bool, str]:
     """Returns the file that a MODEL names, and how its weights are read, for `describe_host_file`. Raises Refused if it
     names none that ranks can read."""
-    if isinstance(model, RemoteModelPatcher):
-        if model.stand_in is None:
-            raise Refused("A node before this one has replaced the model's module.", BEFORE)
-        source = model.stand_in.weights.source
-        return Path(source.file), dtype_of(source.dtype), source.fast_fp8, source.detected
+    if isinstance(model, RemoteModelPatcher) and model.stand_in is None:
+        raise Refused("A node before this one has replaced the model's module.", BEFORE)
     if not model.cached_patcher_init:
         raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
     load, given, *_ = model.cached_patcher_init
-    if load is load_dit:
-        return Path(given[0]), None, False, ""
+    if load is stock_patcher:
+        source = given[0]
+        return Path(source.file), dtype_of(source.dtype), source.fast_fp8, source.detected
     if load not in (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config):
         raise Refused(
             f"It is loaded by {load.__name__}, which the ranks do not know.", "Use one of ComfyUI's own loaders."

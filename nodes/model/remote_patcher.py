@@ -344,11 +344,14 @@ def why_unsendable(patches: Mapping[str, list]) -> list[str]:
 
 
 def stock_patcher(source: HostSource, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
-    """Returns the MODEL of a file as the stock loader does, with its weights in this process. Raises ModelFileError."""
+    """Returns the MODEL of a file as the stock loader does, with its weights in this process. Raises ModelFileError.
+    disable_dynamic: as in ComfyUI's own loading functions; this MODEL never has DynamicVRAM."""
     model, _, dtypes = map_model(source)
     cast_weights(model.diffusion_model, dtypes)
     devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
-    return comfy.model_patcher.ModelPatcher(model, *devices)
+    patcher = comfy.model_patcher.ModelPatcher(model, *devices)
+    patcher.cached_patcher_init = (stock_patcher, (source,))
+    return patcher
 
 
 def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> RemoteModelPatcher:
