@@ -25,10 +25,10 @@ from .errors import Refused
 from .inside.networks import SHARED
 from .inside.references import COMFYUI
 from .model.host_file import list_rank_arguments
-from .model.model_files import SAFETENSORS
 from .model.sampling import check_interrupt
 
 CHUNKED = "comfy_has_chunked_io"
+SAFETENSORS = (".safetensors", ".sft")
 PATCHES = ("patches", "object_patches", "weight_wrapper_patches", "hook_patches")
 TILED = (
     *("decode_tiled_", "decode_tiled_1d", "decode_tiled_3d", "_decode_tiled_owned"),

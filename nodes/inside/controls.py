@@ -104,8 +104,9 @@ def record(control: Any) -> Any:
     cls: Any = type(type(control).__name__, (RecordedControlNet, type(control)), {})
     found = cls.__new__(cls)
     vars(found).update(vars(control))
-    found.control_model, found.whole = partial(dict), control
-    found.control_model.dtype = control.control_model.dtype
+    network: Any = partial(dict)
+    network.dtype = control.control_model.dtype
+    found.control_model, found.whole = network, control
     found.extra_args = {**control.extra_args}
     found.previous_controlnet = record(control.previous_controlnet)
     return found

@@ -144,7 +144,7 @@ class LocalWeights:
         model.diffusion_model = mapped
         patcher = comfy.model_patcher.ModelPatcher(model, CPU, CPU)
         patcher.patches = {key: [*changes]}
-        patched = patcher.patch_weight_to_device(key, CPU, return_weight=True)
+        patched: Any = patcher.patch_weight_to_device(key, CPU, return_weight=True)
         return torch.nn.Parameter(patched, requires_grad=False)
 
     def bring(self) -> None:
