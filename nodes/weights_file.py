@@ -87,12 +87,12 @@ def keep_file(owner: torch.nn.Module, weights: Weights, name: str) -> Path:
 
 def separate(weights: Mapping[str, torch.Tensor]) -> Weights:
     """Returns weights each in memory of its own, as a safetensors file has them."""
-    places: set[int] = set()
+    addresses: set[int] = set()
     found = {key: plain(each) for key, each in weights.items()}
     for key, each in found.items():
-        if each.data_ptr() in places:
+        if each.data_ptr() in addresses:
             found[key] = each.clone()
-        places.add(each.data_ptr())
+        addresses.add(each.data_ptr())
     return found
 
 

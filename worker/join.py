@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from .errors import ConnectionClosed, Explanation, WorkerGroupError
-from .launch.cluster import read_job_machines, read_job_place
+from .launch.cluster import read_job_machines, read_node_rank
 from .launch.peer import PeerConnection
 from .launch.process import Failure, WorkerProcess
 from .launch.rendezvous import Start, ask
@@ -76,12 +76,12 @@ def resolve_job(where: str, command: list[str]) -> str:
 
     Raises SettingsError, and OSError if the command does not exist.
     """
-    place, machines = read_job_place(os.environ), read_job_machines(where, os.environ)
-    if place >= len(machines):
+    node_rank, machines = read_node_rank(os.environ), read_job_machines(where, os.environ)
+    if node_rank >= len(machines):
         raise SettingsError(
-            f"This is machine {place + 1} of the job, but {','.join(machines)} names only {len(machines)}."
+            f"This is machine {node_rank + 1} of the job, but {','.join(machines)} names only {len(machines)}."
         )
-    if place:
+    if node_rank:
         return machines[0]
     environment = dict(os.environ)
     if len(machines) > 1:

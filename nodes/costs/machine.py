@@ -48,5 +48,5 @@ def devices_of_ranks() -> tuple[str, ...]:
     ranks, machines = device_count(), settings().machines or ("",)
     each = max(1, ranks // len(machines))
     here = [card.name for card in list_cards()[:each]] or [cpu_name()]
-    places = ((here[rank % each % len(here)], machines[rank // each % len(machines)]) for rank in range(ranks))
-    return tuple(" ".join(filter(None, place)) for place in places)
+    pairs = ((here[rank % each % len(here)], machines[rank // each % len(machines)]) for rank in range(ranks))
+    return tuple(" ".join(filter(None, pair)) for pair in pairs)

@@ -86,8 +86,8 @@ def kernel_of(function: Any, files: CodeFiles) -> str | None:
         function = read_cell(function)
     if not isinstance(function, types.FunctionType):
         return None
-    place = files.place_of(file_of(function)).partition("/")[2].lower()
-    found = KNOWN.get(f"{place}:{function.__qualname__}")
+    relative = files.relative_path(file_of(function)).partition("/")[2].lower()
+    found = KNOWN.get(f"{relative}:{function.__qualname__}")
     inner = [inspect.unwrap(cell.cell_contents) for cell in function.__closure__ or ()]
     names = {name for each in inner if isinstance(each, types.FunctionType) for name in each.__code__.co_freevars}
     return "sage3" if found == "sage" and any(name.startswith(SAGE3) for name in names) else found

@@ -189,7 +189,7 @@ class Inside:
     def is_of_node(self, value: Any) -> bool:
         """Whether code belongs to a node: one of ComfyUI's own, or a node pack's."""
         try:
-            return not self.files.place_of(file_of(value)).startswith("0/comfy/")
+            return not self.files.relative_path(file_of(value)).startswith("0/comfy/")
         except UnsendableError:
             return False
 

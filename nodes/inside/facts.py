@@ -55,12 +55,12 @@ def row(
     node: str, file: str, name: str, helpers: tuple[str, ...] = (), text: str = "",
     holds: Callable[[Any], bool] = lambda _value: True, splits_rows: bool = True, **columns: bool,
 ) -> tuple[str, KnownFunction]:  # fmt: skip
-    """Returns the place of a function or class, and what is known of it. node: for the user. file: without its suffix,
+    """Returns where a function or class is, and what is known of it. node: for the user. file: without its suffix,
     in comfy_extras if it names no folder. name: in the file; NODE stands for the body of the node's `execute`."""
     file = file if "/" in file else f"comfy_extras/{file}"
     facts = Facts(node, splits_rows=splits_rows, **{"reads_pack": bool(text), **columns})
-    place = f"{file}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}"
-    return place, KnownFunction(facts, text, helpers, holds)
+    where = f"{file}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}"
+    return where, KnownFunction(facts, text, helpers, holds)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -141,11 +141,11 @@ def find_facts(value: Any, files: CodeFiles) -> Facts | None:
     function = getattr(value, "__func__", value)
     target = function if isinstance(function, (types.FunctionType, type)) else type(value)
     try:
-        number, _, place = files.place_of(file_of(target)).partition("/")
+        number, _, relative = files.relative_path(file_of(target)).partition("/")
     except UnsendableError:
         return None
-    place = place if number == "0" else f"{PACK}/{place.partition('/')[2]}"
-    known = KNOWN.get(f"{place}:{target.__qualname__}")
+    relative = relative if number == "0" else f"{PACK}/{relative.partition('/')[2]}"
+    known = KNOWN.get(f"{relative}:{target.__qualname__}")
     if known is None or known.text and (hash_text(target, known.helpers) != known.text or not known.holds(value)):
         return None
     facts = known.facts
@@ -160,10 +160,10 @@ def shares_tokens(network: torch.nn.Module, files: CodeFiles) -> bool:
     kept = vars(network)
     if SHARES not in kept:
         try:
-            place = files.place_of(file_of(type(network)))
+            relative = files.relative_path(file_of(type(network)))
         except UnsendableError:
             return False
-        module = place.partition("/")[2].removesuffix(".py").replace("/", ".")
+        module = relative.partition("/")[2].removesuffix(".py").replace("/", ".")
         spec = spec_named(f"{module}.{type(network).__qualname__}")
         kept[SHARES] = spec is not None and spec.inside is not None and not any(differences(network, spec))
     return kept[SHARES]

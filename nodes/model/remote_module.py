@@ -209,12 +209,12 @@ class RemoteModule:
                 planned.decide_plan(planned.count_work(work, calls[0].args, calls[0].kwargs), options)
                 self.load()
                 self.explain_compilation()
-                places = order_branches(calls, planned.plan.cfg)
-                asked = [(calls[place].args, calls[place].kwargs) for place in places]
+                indices = order_branches(calls, planned.plan.cfg)
+                asked = [(calls[index].args, calls[index].kwargs) for index in indices]
                 asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
                 method = self.replaced_methods.method
                 answers = self.group.call(asked, check_interrupt, method, self.take_reply)
-                return [answers[places.index(place)] for place in range(len(calls))]
+                return [answers[indices.index(index)] for index in range(len(calls))]
         except OutOfMemory:
             raise
         except (NoRoom, NoWorkerGroup) as error:

@@ -19,7 +19,7 @@ from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.machines import PODS, PORT, ULYSSES, First, Network, Second, predicted_by_one
 from tests.support.tiers import slow_but
 from worker import join
-from worker.launch.cluster import expand_nodelist, read_job_machines, read_job_place
+from worker.launch.cluster import expand_nodelist, read_job_machines, read_node_rank
 from worker.settings import SettingsError
 
 PAGE = REPOSITORY / "docs" / "machines.md"
@@ -104,12 +104,12 @@ def test_a_port_alone_stands_for_the_nodes_of_the_step() -> None:
 
 
 def test_the_place_in_a_job_is_the_clusters_number() -> None:
-    assert read_job_place(as_slurm(1)) == 1
-    assert read_job_place(as_kubernetes(3)) == 3
+    assert read_node_rank(as_slurm(1)) == 1
+    assert read_node_rank(as_kubernetes(3)) == 3
     with pytest.raises(SettingsError, match="srun --ntasks-per-node=1"):
-        read_job_place(as_slurm(0) | {"SLURM_LOCALID": "1"})
+        read_node_rank(as_slurm(0) | {"SLURM_LOCALID": "1"})
     with pytest.raises(SettingsError, match="JOB_COMPLETION_INDEX and SLURM_NODEID are not set"):
-        read_job_place({})
+        read_node_rank({})
 
 
 def test_a_job_of_one_node_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,9 +167,9 @@ def dequantise(blocks_NB: torch.Tensor, form: str, count: int, dtype: torch.dtyp
     step = (CPU_CHUNK if blocks_NB.device.type == "cpu" else CHUNK) // each
     for start in range(0, len(blocks_NB), step):
         quants, scale, offset = FORMATS[form](blocks_NB[start : start + step])
-        place = weights[start * each : start * each + quants.numel()].view(quants.shape)
+        target = weights[start * each : start * each + quants.numel()].view(quants.shape)
         if offset is None:
-            torch.mul(quants, scale, out=place)
+            torch.mul(quants, scale, out=target)
         else:
-            torch.addcmul(offset, scale, quants, out=place)
+            torch.addcmul(offset, scale, quants, out=target)
     return weights

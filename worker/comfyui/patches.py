@@ -35,7 +35,7 @@ class PackedPatches(NamedTuple):
 
     def add(self, name: str, path: str, changes: Sequence[tuple]) -> list[list]:
         """Packs the changes of a weight, and their tensors under paths that begin with `path`."""
-        return [self.pack(name, f"{path}.{place}", *change) for place, change in enumerate(changes)]
+        return [self.pack(name, f"{path}.{index}", *change) for index, change in enumerate(changes)]
 
     def pack(
         self, name: str, path: str, strength: float, value: Any, strength_model: float, offset: Any, function: Any

@@ -37,10 +37,10 @@ def split_rows(weight: Any, first: int) -> tuple[torch.Tensor, torch.Tensor] | N
     if None in parts.values():
         return None
 
-    def make(place: int, count: int) -> torch.Tensor:
+    def make(index: int, count: int) -> torch.Tensor:
         shape = (count, *weight.shape[1:])
         fields = {**context["non_tensor_fields"], "orig_shape": shape}
-        inner: Any = {name: part[place] for name, part in parts.items() if part}
+        inner: Any = {name: part[index] for name, part in parts.items() if part}
         return QuantizedTensor.__tensor_unflatten__(inner, {**context, "non_tensor_fields": fields}, shape, None)
 
     return make(0, first), make(1, rows - first)

@@ -46,13 +46,13 @@ class BatchedCall(NamedTuple):
 
 
 def order_branches(calls: Sequence[BatchedCall], degree: int) -> list[int]:
-    """Returns the places of a step's calls in the order in which the ranks get them. degree: of the plan's cfg.
+    """Returns the indices of a step's calls in the order in which the ranks get them. degree: of the plan's cfg.
 
     If ranks share them out, uncond comes first, as in a batch of ComfyUI's, so that each rank always gets the same.
     Else the order stays: nodes' functions may count their calls.
     """
-    places = range(len(calls))
-    return sorted(places, key=lambda place: calls[place].branches, reverse=True) if degree > 1 else [*places]
+    indices = range(len(calls))
+    return sorted(indices, key=lambda index: calls[index].branches, reverse=True) if degree > 1 else [*indices]
 
 
 class CallBatcher:
@@ -80,11 +80,11 @@ class CallBatcher:
         if self.calls is not None and answers is None:
             self.calls.append(call)
             raise CallRecorded
-        place = next((place for place, known in enumerate(calls) if known.is_like(call)), None)
-        if place is None or answers is None:
+        index = next((index for index, known in enumerate(calls) if known.is_like(call)), None)
+        if index is None or answers is None:
             return self.send([call])[0]
-        del calls[place]
-        return answers.pop(place)
+        del calls[index]
+        return answers.pop(index)
 
     @contextmanager
     def record(self) -> Iterator[list[BatchedCall]]:

@@ -100,8 +100,8 @@ class WorkerGroup(Supervisor):
         tensors: Tensors = {}
         name = ops.FORWARD if method in ops.ENTRIES else method
         packed = [
-            pack({"args": (*args,), "kwargs": {**kwargs}}, f"{name}.{place}", tensors)
-            for place, (args, kwargs) in enumerate(calls)
+            pack({"args": (*args,), "kwargs": {**kwargs}}, f"{name}.{index}", tensors)
+            for index, (args, kwargs) in enumerate(calls)
         ]
         with self.turn(check):
             keys, new, dropped = self._known.conditions.diff(tensors)
@@ -109,8 +109,8 @@ class WorkerGroup(Supervisor):
             reply, results = self._request(header, new, check)
             on_reply(reply, pop_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
-            for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
-                found[call].append(results[f"{PREDICTION}.{call}.{place}"])
+            for call, index in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
+                found[call].append(results[f"{PREDICTION}.{call}.{index}"])
             return found
 
     def sample(
@@ -128,7 +128,7 @@ class WorkerGroup(Supervisor):
         called after every step. An exception in it or in `check` cancels the call at its next step. on_reply: as in
         `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
         given: Tensors = {}
-        packed = [pack(each._asdict(), f"passes.{place}", given) for place, each in enumerate(passes)]
+        packed = [pack(each._asdict(), f"passes.{index}", given) for index, each in enumerate(passes)]
         with self.turn(check):
             keys, new, dropped = self._known.conditions.diff(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)

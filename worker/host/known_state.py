@@ -49,8 +49,8 @@ class SentConditions:
         sizes = itertools.accumulate(self.sent[key].nbytes for key in others)
         dropped = [
             key
-            for place, (key, size) in enumerate(zip(others, sizes, strict=True))
-            if place >= MOST or size > MOST_BYTES
+            for index, (key, size) in enumerate(zip(others, sizes, strict=True))
+            if index >= MOST or size > MOST_BYTES
         ]
         for key in dropped:
             del self.sent[key]
@@ -64,12 +64,12 @@ def find_equal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]
         a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and (not a.is_cpu or a.equal(b))
         for a, b in pairs
     ]
-    there = [place for place, (a, _) in enumerate(pairs) if found[place] and not a.is_cpu]
+    there = [index for index, (a, _) in enumerate(pairs) if found[index] and not a.is_cpu]
     if there:
-        answers = [(a == b).all() for a, b in (pairs[place] for place in there)]
+        answers = [(a == b).all() for a, b in (pairs[index] for index in there)]
         together = torch.stack([each.to(answers[0].device) for each in answers]).tolist()
-        for place, answer in zip(there, together, strict=True):
-            found[place] = answer
+        for index, answer in zip(there, together, strict=True):
+            found[index] = answer
     return found
 
 

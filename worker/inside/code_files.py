@@ -50,8 +50,9 @@ class CodeFiles:
         self.roots = [os.path.abspath(root) for root in (comfyui, *packs)]
         self.real = [os.path.realpath(root) for root in self.roots]
 
-    def place_of(self, file: str) -> str:
-        """Returns the name of a file. Raises UnsendableError for a file in none of the folders, and for our own."""
+    def relative_path(self, file: str) -> str:
+        """Returns the number of the folder that a file is in, and its path there. Raises UnsendableError for a file in
+        none of the folders, and for our own."""
         if any(os.path.realpath(file).startswith(own + os.sep) for own in OWN):
             raise UnsendableError(f"{file} is of this pack.")
         for path, roots in ((os.path.abspath(file), self.roots), (os.path.realpath(file), self.real)):
@@ -64,34 +65,34 @@ class CodeFiles:
 
     def name(self, file: str) -> dict[str, Any]:
         """Returns the name of a file with the hash of what is in it. Raises UnsendableError."""
-        place = self.place_of(file)
-        if place.count("/") == 2 and place.endswith(f"/{INIT}") and place[0] != "0":
+        relative = self.relative_path(file)
+        if relative.count("/") == 2 and relative.endswith(f"/{INIT}") and relative[0] != "0":
             raise UnsendableError(f"{file} is a node pack's {INIT}, which the ranks do not run.")
-        return {"file": place, "hash": self.hash_of(place, hash_of_loaded)}
+        return {"file": relative, "hash": self.hash_of(relative, hash_of_loaded)}
 
-    def hash_of(self, place: str, hash_file: Callable[[str], str]) -> str:
+    def hash_of(self, relative: str, hash_file: Callable[[str], str]) -> str:
         """Returns the hash of a file, with that of the node pack's own package, whose constants modules may import."""
-        number, name, *rest = place.split("/")
+        number, name, *rest = relative.split("/")
         package = os.path.join(self.roots[int(number)], name, INIT)
-        files = [self.path_of(place), *([package] if number != "0" and rest and os.path.isfile(package) else [])]
+        files = [self.path_of(relative), *([package] if number != "0" and rest and os.path.isfile(package) else [])]
         return " ".join(map(hash_file, files))
 
-    def path_of(self, place: str) -> str:
+    def path_of(self, relative: str) -> str:
         """Raises ValueError for what is in none of the folders."""
-        number, _, own = place.partition("/")
+        number, _, own = relative.partition("/")
         root = self.roots[int(number)]
         path = os.path.normpath(os.path.join(root, own))
         if not path.startswith(root + os.sep) or not path.endswith(".py"):
-            raise ValueError(f"{place!r:.100} is no file of ComfyUI's or of a node pack")
+            raise ValueError(f"{relative!r:.100} is no file of ComfyUI's or of a node pack")
         return path
 
     def load(self, named: dict[str, Any]) -> types.ModuleType:
         """Returns the module of a file. Raises ValueError if the file is another than ComfyUI's process has."""
-        place = named["file"]
-        path = self.path_of(place)
-        if self.hash_of(place, hash_of) != named["hash"]:
+        relative = named["file"]
+        path = self.path_of(relative)
+        if self.hash_of(relative, hash_of) != named["hash"]:
             raise ValueError(f"{path} is another file here")
-        number, *parts = place.removesuffix(".py").split("/")
+        number, *parts = relative.removesuffix(".py").split("/")
         if comfyui := sys.modules.get(CODE_FOLDERS[0]):
             vars(comfyui).setdefault("__getattr__", import_comfyuis)
         sys.path.insert(0, self.roots[0])  # some of ComfyUI's nodes import `nodes`: not this package's

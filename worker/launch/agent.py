@@ -48,8 +48,8 @@ def main() -> None:
     options = parse()
     ranks = fork_ranks(options.ranks, RANK)
     try:
-        place, listener = open_group(options)
-        run_torchrun(options, place, listener, ranks)
+        arguments, listener = open_group(options)
+        run_torchrun(options, arguments, listener, ranks)
     except WorkerGroupError as error:
         Failure(error.explanation).write(options.folder)
         raise SystemExit(str(error)) from error
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, required=True, help="on this machine")
     parser.add_argument("--machines", help="the setting, on the first of several machines")
     parser.add_argument("--silence", type=float, help="seconds after which a silent machine is lost")
-    parser.add_argument("--node", type=int, default=0, help="this machine's place, the first's being 0")
+    parser.add_argument("--node", type=int, default=0, help="this machine's node rank, the first's being 0")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--address", help="of this machine, on the others")
     parser.add_argument("--store", help="host:port of the first machine's store, on the others")
@@ -118,7 +118,7 @@ def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
 
 
 def run_torchrun(
-    options: argparse.Namespace, place: list[str], listener: socket.socket | None, ranks: list[ForkedRank]
+    options: argparse.Namespace, arguments: list[str], listener: socket.socket | None, ranks: list[ForkedRank]
 ) -> None:
     """Runs the ranks of this machine until they end. Raises if one of them fails. ranks: those already forked."""
     with pause_garbage_collector():
@@ -136,7 +136,7 @@ def run_torchrun(
     try:
         with torchrun_starts_by(start) if ranks else contextlib.nullcontext():
             torchrun([
-                f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
+                f"--nproc-per-node={options.ranks}", "--max-restarts=0", *arguments,
                 f"--log-dir={options.folder / 'torchrun'}", "-m", RANK,
             ])  # fmt: skip
     except ChildFailedError as error:

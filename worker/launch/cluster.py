@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping
 from ..settings import SettingsError
 
 # The variables with a machine's number in its job: for a pod of an indexed Job, and for a node in a Slurm step.
-PLACES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
+NODE_RANKS = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 NODES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 TASK_OF_NODE = "SLURM_LOCALID"
 
 
-def read_job_place(environment: Mapping[str, str]) -> int:
-    """Returns this machine's number in its job, from 0. Raises SettingsError."""
-    number = next((environment[name] for name in PLACES if environment.get(name)), "")
+def read_node_rank(environment: Mapping[str, str]) -> int:
+    """Returns this machine's node rank: its number in its job, from 0. Raises SettingsError."""
+    number = next((environment[name] for name in NODE_RANKS if environment.get(name)), "")
     if not number.isdecimal():
         raise SettingsError(
-            f"This machine's number in the job is unknown: {' and '.join(PLACES)} are not set.",
+            f"This machine's number in the job is unknown: {' and '.join(NODE_RANKS)} are not set.",
             "Start it with Slurm's srun or as a Kubernetes Job with completionMode Indexed, or leave out the command.",
         )
     if environment.get(TASK_OF_NODE, "0") != "0":
@@ -52,7 +52,7 @@ def expand_nodelist(nodelist: str) -> list[str]:
     hosts: list[str] = []
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodelist):
         pieces = re.split(r"\[([^\]]*)\]", part)  # text and ranges in turn
-        choices = [list(expand_ranges(piece)) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+        choices = [list(expand_ranges(piece)) if index % 2 else [piece] for index, piece in enumerate(pieces)]
         hosts += ["".join(chosen) for chosen in itertools.product(*choices)]
     return hosts
 

@@ -28,7 +28,7 @@ JOIN_SECONDS = 60
 
 
 class Start(NamedTuple):
-    """What another machine starts. ranks: on it. machine: its place, the first's being 0. silence: in seconds, see
+    """What another machine starts. ranks: on it. machine: its node rank, the first's being 0. silence: in seconds, see
     `Settings`. store: the address of torchrun's store. token: of the session."""
 
     ranks: int
@@ -69,7 +69,7 @@ class Rendezvous:
     def __init__(self, machines: Machines) -> None:
         """Raises WorkerGroupError if this machine cannot listen at its address."""
         self.machines = machines
-        self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by place in the setting: name and connection
+        self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by node rank: name and connection
         try:
             self.address = find_own_address(machines)
             self.listener = socket.create_server((self.address, machines.port))
@@ -91,11 +91,11 @@ class Rendezvous:
                 connection, (address, _) = self.listener.accept()
             except TimeoutError:
                 raise self._missing(seconds) from None
-            place = self._place_of(address)
-            if place is None:
+            node_rank = self._node_rank_of(address)
+            if node_rank is None:
                 connection.close()
                 continue
-            self._admit(place, PeerConnection(connection), start, silence)
+            self._admit(node_rank, PeerConnection(connection), start, silence)
         self.listener.close()
 
     def watch(self, lost: Callable[[Explanation, bool], None]) -> None:
@@ -106,30 +106,30 @@ class Rendezvous:
         for name, peer in self.peers.values():
             threading.Thread(target=self._watch, args=(name, peer, lost), name=f"watch-{name}", daemon=True).start()
 
-    def _place_of(self, address: str) -> int | None:
-        """Returns the place of a missing machine by its address. Looks names up again: a pod's is known once it
+    def _node_rank_of(self, address: str) -> int | None:
+        """Returns the node rank of a missing machine by its address. Looks names up again: a pod's is known once it
         runs."""
-        missing = ((place, name) for place, name in enumerate(self.machines.others, 1) if place not in self.peers)
-        return next((place for place, name in missing if address_of(name) == address), None)
+        missing = {name: rank for rank, name in enumerate(self.machines.others, 1) if rank not in self.peers}
+        return next((rank for name, rank in missing.items() if address_of(name) == address), None)
 
-    def _admit(self, place: int, peer: PeerConnection, start: Message, silence: float) -> None:
+    def _admit(self, node_rank: int, peer: PeerConnection, start: Message, silence: float) -> None:
         try:
             hello = peer.receive_hello()
             if hello.get("version") != VERSION:
                 peer.send({"refused": f"this machine speaks version {hello.get('version')}, that one {VERSION}"})
                 raise ConnectionClosed("speaks another version")
-            peer.send({**start, "machine": place, "machines": len(self.machines), "silence": silence})
+            peer.send({**start, "machine": node_rank, "machines": len(self.machines), "silence": silence})
         except ConnectionClosed as error:
-            print(f"{self.machines.others[place - 1]} came, but {error}", flush=True)
+            print(f"{self.machines.others[node_rank - 1]} came, but {error}", flush=True)
             peer.close()
             return
         peer.keep(silence)
-        name = f"{self.machines.others[place - 1]} ({hello.get('host')})"
-        self.peers[place] = (name, peer)
+        name = f"{self.machines.others[node_rank - 1]} ({hello.get('host')})"
+        self.peers[node_rank] = (name, peer)
         print(f"{name} has joined", flush=True)
 
     def _missing(self, seconds: float) -> WorkerGroupError:
-        names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.peers]
+        names = [name for node_rank, name in enumerate(self.machines.others, 1) if node_rank not in self.peers]
         unknown = "".join(f" The name {name} is not known here." for name in names if not address_of(name))
         return WorkerGroupError(
             f"{' and '.join(names)} did not join within {seconds:g} s.{unknown}",

@@ -32,7 +32,7 @@ class Executor:
     """Executes one request at a time. Another thread may call `answer`.
 
     control: the groups by which ranks agree. groups: for all other communication. channel: to ComfyUI, for events; None
-    on ranks other than 0. job: the running one. places: every rank's process and device: pid, device number on its
+    on ranks other than 0. job: the running one. processes: every rank's process and device: pid, device number on its
     machine (None for a CPU), name, and outside: the bytes of the card that were not the rank's own as it started, see
     `outside_bytes`.
     """
@@ -50,7 +50,7 @@ class Executor:
         self.counts = dict.fromkeys(self.handlers, 0)
         device, outside = self.state.device, self.state.outside
         own = {"pid": os.getpid(), "index": device.index, "name": name_of(device), "outside": outside}
-        self.places: list[dict[str, Any]] = gather_json(own, self.control.groups[dist.get_world_size()])
+        self.processes: list[dict[str, Any]] = gather_json(own, self.control.groups[dist.get_world_size()])
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
@@ -123,8 +123,8 @@ class Executor:
             "operation": job and job.operation.name,
             "step": job and job.step,
             "device": self.state.device.type,
-            "pids": [place["pid"] for place in self.places],
-            "devices": [{name: place[name] for name in ("index", "name", "outside")} for place in self.places],
+            "pids": [each["pid"] for each in self.processes],
+            "devices": [{name: each[name] for name in ("index", "name", "outside")} for each in self.processes],
             "counts": dict(self.counts),
             "exchanges": exchanges_of(model and model.mesh.plan),
             **self.heartbeat.status(),

@@ -140,9 +140,9 @@ class Operations:
         if outputs is None:
             return None
         found = {
-            f"{PREDICTION}.{call}.{place}": part
+            f"{PREDICTION}.{call}.{index}": part
             for call, output in enumerate(outputs)
-            for place, part in enumerate(tensors_of(output))
+            for index, part in enumerate(tensors_of(output))
         }
         return {**found, **changed}
 
@@ -251,12 +251,12 @@ class Operations:
             self.park_weights(job, model.parking, (model.mesh["pipefusion"].index, axis.index if axis else 0))
         release_memory(self.state.device)
 
-    def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:
+    def park_weights(self, job: Job, parking: Parking, coordinates: Sequence[int]) -> None:
         """Moves weights to host memory. Raises JobEnded if a rank has too little memory; then no rank has moved any.
-        places: tells ranks with different weights apart."""
+        coordinates: on the axes along which ranks hold different weights."""
         if parking.is_parked:
             return
-        memory = agree_on_memory((places, parking.layout()), parking.size, job.control_group, parking.memory)
+        memory = agree_on_memory((coordinates, parking.layout()), parking.size, job.control_group, parking.memory)
         try:
             job.all_or_none(lambda: parking.copy(memory))
         except JobEnded:

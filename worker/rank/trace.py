@@ -52,13 +52,13 @@ def build_chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
     origin = min(begins, default=time.time_ns())
     events = []
     for record in records:
-        place = {"pid": record["machine"], "tid": record["rank"]}
+        ids = {"pid": record["machine"], "tid": record["rank"]}
         machine, rank = f"machine {record['machine']} ({record['host']})", f"rank {record['rank']} ({record['pid']})"
         for kind, name in (("process_name", machine), ("thread_name", rank)):
-            events.append({"name": kind, "cat": "__metadata", "ph": "M", "ts": 0, **place, "args": {"name": name}})
+            events.append({"name": kind, "cat": "__metadata", "ph": "M", "ts": 0, **ids, "args": {"name": name}})
         spans = [Span(*fields) for fields in record["spans"]]
         offset = clocks[record["machine"]] - origin
-        events += [{**event, **place} for event in list_rank_events(spans, offset)]
+        events += [{**event, **ids} for event in list_rank_events(spans, offset)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

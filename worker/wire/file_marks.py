@@ -22,8 +22,8 @@ def mark_files(files: Sequence[str | Path]) -> str:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             contents.update(f"{size} ".encode())
-            for place in range(PIECES):
-                file.seek(place * max(0, size - PIECE_BYTES) // (PIECES - 1))
+            for index in range(PIECES):
+                file.seek(index * max(0, size - PIECE_BYTES) // (PIECES - 1))
                 contents.update(file.read(PIECE_BYTES))
             times.append(int(os.fstat(file.fileno()).st_mtime) // TICK)
     return f"{contents.hexdigest()[:16]}-{hashlib.sha256(repr(times).encode()).hexdigest()[:8]}"

@@ -73,8 +73,8 @@ def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memor
         for piece in frame:
             connection.sendall(next(copies).numpy().data if isinstance(piece, torch.Tensor) else piece)
         return
-    places = list(dict.fromkeys(piece.device for piece in frame if isinstance(piece, torch.Tensor)))
-    view, start = memory(sum(map(len, frame)), places[0] if places else None), 0
+    used = list(dict.fromkeys(piece.device for piece in frame if isinstance(piece, torch.Tensor)))
+    view, start = memory(sum(map(len, frame)), used[0] if used else None), 0
     for piece in frame:
         stop = start + len(piece)
         if isinstance(piece, torch.Tensor):
@@ -83,7 +83,7 @@ def send_pieces(connection: socket.socket, frame: Sequence[Piece], memory: Memor
         else:
             view[start:stop] = piece
         start = stop
-    for device in filter(devices.is_accelerator, places):  # once for all of its pieces
+    for device in filter(devices.is_accelerator, used):  # once for all of its pieces
         devices.wait_for_stream(device)
     first = bytes(view[: PREFIX.size])
     connection.sendall(IN_MEMORY + first[len(MAGIC) :])

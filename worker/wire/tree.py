@@ -32,7 +32,7 @@ def pack(value: Any, path: str, tensors: Tensors) -> Any:
             raise UnsendableError(f"{path} has keys that are not text, so it cannot be sent to the ranks.")
         return {DICT: {key: pack(item, f"{path}.{key}", tensors) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
-        items = [pack(item, f"{path}.{place}", tensors) for place, item in enumerate(value)]
+        items = [pack(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
         return {TUPLE: items} if isinstance(value, tuple) else items
     raise UnsendableError(f"{path} is a {type(value).__name__}, which cannot be sent to the ranks.")
 
