@@ -59,7 +59,7 @@ def over_all(ranks: Iterable[int]) -> Communicator:
 
 
 def of_axis(name: str, row: Iterable[int]) -> Communicator:
-    """Returns the communicator of one row of ranks along an axis."""
+    """Returns the communicator of one row of ranks along an axis. Raises KeyError for an axis that it does not know."""
     ranks = tuple(row)
     if name == "ulysses":
         return Communicator(ranks, pairs=frozenset(itertools.permutations(ranks, 2)))
@@ -67,6 +67,8 @@ def of_axis(name: str, row: Iterable[int]) -> Communicator:
         return Communicator(ranks, pairs=frozenset(zip(ranks, (*ranks[1:], ranks[0]), strict=True)))
     if name == "sequence":
         return Communicator(ranks, gathers=True)
+    if name not in (*BATCH_AXES, "batch"):
+        raise KeyError(name)  # a guess would be a deadlock on NCCL
     return Communicator(ranks, True, frozenset((rank, ranks[0]) for rank in ranks[1:]))
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from parallel_backend.device import group_options
 from parallel_backend.groups import mesh
-from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators
+from parallel_backend.groups.communicators import Communicator, count_communicator_bytes, list_communicators, of_axis
 from parallel_backend.groups.mesh_layout import coordinates_of_ranks
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import SHARED, WHOLE, ParallelPlan
@@ -92,6 +92,11 @@ def test_kernels_that_run_side_by_side_fit_a_card(
     assert options.config.max_ctas == channels
     assert options.is_high_priority_stream, "or its kernels wait behind attention's (NVIDIA/nccl #1431)"
     assert group_options(GPU, "gloo", side_by_side) is None
+
+
+def test_an_axis_without_a_row_of_its_own_is_not_guessed() -> None:
+    with pytest.raises(KeyError, match="diagonal"):
+        of_axis("diagonal", [0, 1])
 
 
 def test_buffers_take_memory_where_ranks_exchange_something() -> None:
