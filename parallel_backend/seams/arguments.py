@@ -22,9 +22,12 @@ class Parameters:
 
     def name(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name, those by position first. Those of `*args` are named by their
-        position. What the function does not take is passed on, so that it raises its own error."""
+        position. What the function does not take is passed on, so that it raises its own error. Raises TypeError for an
+        argument that is given by position and by name, which would be lost here."""
         rest = range(len(args) - len(self.positional))
         by_place = (*self.positional[: len(args)], *map(str, rest))
+        if not kwargs.keys().isdisjoint(by_place):
+            raise TypeError(f"got multiple values for {', '.join(sorted(kwargs.keys() & {*by_place}))}")
         return {**dict(zip(by_place, args, strict=True)), **kwargs}
 
     def is_given(self, name: str, value: Any) -> bool:

@@ -6,6 +6,7 @@ run: each family's class runs in one process and is compared with its spec.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ from parallel_backend.models import ModelSpec, known_spec, model_classes
 from parallel_backend.models.attention_sizes import AttentionSizes
 from parallel_backend.models.checks import list_spec_mismatches
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.arguments import Parameters
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.families import FAMILIES, UNEVEN
@@ -141,6 +143,14 @@ def test_heads_that_are_read_wrong_are_named(name: str, sizes: AttentionSizes, s
     with patch("parallel_backend.models.checks.read_sizes", lambda _module: sizes):
         found = mistakes_in_family(FAMILIES[name], known_spec(FAMILIES[name].model_class))
     assert found[0].endswith(said)
+
+
+def test_an_argument_that_is_given_twice_is_refused_as_python_does() -> None:
+    def block(tokens: int, **_more: int) -> int:
+        return tokens
+
+    with pytest.raises(TypeError, match="multiple values"):
+        Parameters(inspect.signature(block)).name((1,), {"tokens": 2})
 
 
 def test_every_class_has_a_family() -> None:
