@@ -215,8 +215,9 @@ class ParallelModel:
         if not last or axis.index:
             return found
         kinds = [(call.size, *call.kind) for call in calls]
-        for output, kind in zip(found or (), kinds, strict=False):
-            send_output(output, stages, self.stage_forms, kind)
+        if found is not None:
+            for output, kind in zip(found, kinds, strict=True):
+                send_output(output, stages, self.stage_forms, kind)
         if stages.index:
             return None
         return [receive_output(last, stages, device, self.stage_forms, kind) for kind in kinds]
