@@ -133,7 +133,8 @@ def take_part(peer: PeerConnection, start: Start, folder: Path) -> None:
         while not process.exited.wait(POLL_SECONDS) and not wait([peer.connection], 0):
             pass
         if wait([peer.connection], 0):
-            peer.receive()  # the first machine says nothing after the start, so this raises ConnectionClosed
+            peer.receive()  # raises ConnectionClosed if the first machine is gone; it says nothing after the start
+            raise ConnectionClosed("said something unknown")
         elif process.popen.returncode == 0:
             say("the group has ended")
         else:
