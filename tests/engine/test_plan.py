@@ -7,7 +7,7 @@ import re
 import pytest
 
 from demo.host import REPOSITORY
-from parallel_backend.axes import AXES
+from parallel_backend.axes import AXES, BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from parallel_backend.errors import PlanError, UnknownModelError
 from parallel_backend.groups.mesh_layout import rank_parts
 from parallel_backend.models import known_spec
@@ -16,6 +16,10 @@ from tests.support.ranks.plan_ranks import BLOCK_BYTES, HEADS, PLANS, TOKENS
 from tests.support.ranks.pool import RankPool
 
 WORLD = 8
+
+
+def test_each_axis_splits_one_thing() -> None:
+    assert sorted(AXES) == sorted((*BATCH_AXES, *STAGE_AXES, *TOKEN_AXES))
 
 
 def test_ulysses_takes_any_number_of_ranks_up_to_the_heads() -> None:
