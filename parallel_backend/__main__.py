@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from .command.drawing import Order
-    from .costs.machine import Machine
 
 GIGABYTE = 1 << 30
 PATIENCE = 10.0  # seconds, see `main`
@@ -97,7 +96,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--fps", type=float, default=16, help="of a video; default: 16")
     parser.add_argument("--repeat", type=int, default=0, help="time this many more runs, and report their median")
     parser.add_argument("--compare", action="store_true", help="draw on one device, too, and report the difference")
-    parser.add_argument("--dry-run", action="store_true", help="only predict a step's time and memory; see --batch")
     add_plan(parser)
     return parser.parse_args(arguments)
 
@@ -203,55 +201,6 @@ def draw_on_ranks(options: argparse.Namespace, plan: ParallelPlan, order: Order)
         say(f"picture {number}: relative error {error:.2e}, PSNR {noise:.1f} dB")
 
 
-def predict(options: argparse.Namespace, plan: ParallelPlan, order: Order) -> None:
-    """Prints what a step of the plan is predicted to cost. Measures the ranks that torchrun started, if there are
-    several."""
-    import torch
-
-    from .command.cost import predict_plans
-    from .device import check_kind, default_kind
-    from .weights.loading import DTYPES
-
-    kind = check_kind(options.device) if options.device else default_kind()
-    device = torch.device(kind)
-    machine = machine_of(options.device, plan, device, DTYPES[dtype_of(options, device)])
-    if not is_first():
-        return
-    found, alone = predict_plans(
-        options.folder, [plan, ParallelPlan()], order, device, dtype_of(options, device), machine
-    )
-    say(f"speeds of devices and links: {'measured' if machine.is_measured else 'assumed; under torchrun, measured'}")
-    say(
-        f"{plan}: about {found.seconds:.3g} s a step of {order.batch} pictures "
-        f"({found.computing:.3g} s computing, {found.waiting:.3g} s waiting)"
-    )
-    if options.steps:
-        say(f"{options.steps} steps: about {found.seconds * options.steps:.3g} s")
-    faster = f"{alone.seconds / found.seconds:.2f} times as fast"
-    say(f"one rank: about {alone.seconds:.3g} s a step; the plan is about {faster}")
-    say(
-        f"memory: {found.bytes / GIGABYTE:.2f} GiB a rank for the transformer, {alone.bytes / GIGABYTE:.2f} on one rank"
-    )
-
-
-def machine_of(kind: str | None, plan: ParallelPlan, device: torch.device, dtype: torch.dtype) -> Machine:
-    """Returns the measured speeds of torchrun's ranks, or assumed ones without several ranks."""
-    from .costs.machine import Machine, assume_machine
-    from .device import is_accelerator, name_of
-
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return assume_machine([name_of(device)] * plan.world_size, not is_accelerator(device))
-    import torch.distributed as dist
-
-    from .groups.mesh import world_axis
-    from .rates import measure_ranks
-
-    own = join(kind, plan)
-    machine = Machine.of(measure_ranks(world_axis(own), own, dtype, None))
-    dist.destroy_process_group()
-    return machine
-
-
 def main(arguments: Sequence[str] | None = None, patience: float = PATIENCE) -> int:
     """Returns the exit code: 2 if the request cannot be served. Rank 0 says why, and what to do.
 
@@ -262,7 +211,7 @@ def main(arguments: Sequence[str] | None = None, patience: float = PATIENCE) -> 
     try:
         plan = ParallelPlan.from_json({name: getattr(options, name) for name in FIELDS})
         order = order_of(options, plan)
-        (predict if options.dry_run else draw_on_ranks)(options, plan, order)
+        draw_on_ranks(options, plan, order)
     except Explained as error:
         if not is_first():
             time.sleep(patience)

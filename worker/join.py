@@ -5,8 +5,7 @@ also name this one. When a group starts there, that machine tells how many ranks
 When the group ends or the other machine goes silent, the ranks here end too, and the program waits for the next group.
 
 `python -m worker.join MACHINES -- COMMAND` is for a cluster's job, in which all machines run the same command. The
-first machine runs COMMAND, which starts ComfyUI; the others join it. MACHINES is the setting, or :PORT for the nodes
-of a Slurm step.
+first machine runs COMMAND, which starts ComfyUI; the others join it. MACHINES is the setting.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from .errors import ConnectionClosed, Explanation, WorkerGroupError
-from .launch.cluster import read_job_machines, read_node_rank
 from .launch.peer import PeerConnection
 from .launch.process import Failure, WorkerProcess
 from .launch.rendezvous import Start, ask
@@ -30,6 +29,9 @@ from .launch.torchrun import Machines, launch_command, rank_environment
 from .settings import PREFIX, Settings, SettingsError
 from .wire.private_folder import TOKEN, is_only_ours, keep_compiled_code, private_folder
 
+# The variables with a machine's number in its job: for a pod of an indexed Job, and for a node in a Slurm step.
+NODE_RANKS = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
+TASK_OF_NODE = "SLURM_LOCALID"
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1
 MAX_REASON = 3000  # characters of each part
@@ -50,14 +52,15 @@ def main() -> None:
     )
     parser.add_argument("where", metavar="ADDRESS:PORT", help="of the first machine, as its setting `machines` has it")
     where = parser.parse_args(arguments[:cut]).where
+    machines = where.split(",")
+    address, _, port = machines[0].rpartition(":")
+    if not address or not port.isdecimal() or (len(machines) > 1 and not command):
+        parser.error(f"{where!r} is not an address with a port, like 10.0.0.1:29400")
     if command:
         try:
-            where = resolve_job(where, command)
+            run_on_first(machines, command)
         except (SettingsError, OSError) as error:
             parser.error(str(error))
-    address, _, port = where.rpartition(":")
-    if not address or not port.isdecimal():
-        parser.error(f"{where!r} is not an address with a port, like 10.0.0.1:29400")
 
     def stop(_signal: int, _frame: object) -> None:
         raise StopSignal
@@ -71,24 +74,37 @@ def main() -> None:
         say("ended")
 
 
-def resolve_job(where: str, command: list[str]) -> str:
-    """Replaces this program with the command on the first machine of a job. On the others, returns the first's address.
+def run_on_first(machines: list[str], command: list[str]) -> None:
+    """Replaces this program with the command on the first machine of a job. Returns on the others.
 
     Raises SettingsError, and OSError if the command does not exist.
     """
-    node_rank, machines = read_node_rank(os.environ), read_job_machines(where, os.environ)
+    node_rank = read_node_rank(os.environ)
     if node_rank >= len(machines):
         raise SettingsError(
             f"This is machine {node_rank + 1} of the job, but {','.join(machines)} names only {len(machines)}."
         )
     if node_rank:
-        return machines[0]
+        return
     environment = dict(os.environ)
     if len(machines) > 1:
         Machines.parse(machines)
         environment[f"{PREFIX}MACHINES"] = ",".join(machines)
     say(f"machine 1 of {len(machines)} runs {' '.join(command)}")
     os.execvpe(command[0], command, environment)  # noqa: S606 (what a person has written behind `worker.join`)
+
+
+def read_node_rank(environment: Mapping[str, str]) -> int:
+    """Returns this machine's node rank: its number in its job, from 0. Raises SettingsError."""
+    number = next((environment[name] for name in NODE_RANKS if environment.get(name)), "")
+    if not number.isdecimal():
+        raise SettingsError(
+            f"This machine's number in the job is unknown: {' and '.join(NODE_RANKS)} are not set.",
+            "Start it with Slurm's srun or as a Kubernetes Job with completionMode Indexed, or leave out the command.",
+        )
+    if environment.get(TASK_OF_NODE, "0") != "0":
+        raise SettingsError("Slurm started this more than once on a node.", "Use srun --ntasks-per-node=1.")
+    return int(number)
 
 
 def serve(address: str, port: int, folder: Path) -> None:

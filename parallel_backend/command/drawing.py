@@ -79,7 +79,7 @@ def load_pipeline(folder: str | Path, dtype: torch.dtype, quiet: bool, **compone
     return pipeline
 
 
-def draw(pipeline: Any, order: Order, output_type: str = "np") -> list[np.ndarray]:
+def draw(pipeline: Any, order: Order) -> list[np.ndarray]:
     """Returns the pictures, in order. A picture depends on its prompt and seed, not on the batch that it is in.
 
     Raises RequestError for an option that the pipeline does not take.
@@ -90,7 +90,7 @@ def draw(pipeline: Any, order: Order, output_type: str = "np") -> list[np.ndarra
         prompts = [prompt for prompt, _ in part]
         generators = [torch.Generator().manual_seed(seed) for _, seed in part]
         arguments = arguments_of(pipeline, prompts, order.options)
-        result = pipeline(**arguments, generator=generators, output_type=output_type)
+        result = pipeline(**arguments, generator=generators, output_type="np")
         found += [*(result.frames if hasattr(result, "frames") else result.images)]
     return found
 

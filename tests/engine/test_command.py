@@ -121,8 +121,6 @@ def test_a_plan_for_other_ranks_is_refused_with_cause_and_advice(
         (["--weights=somewhere"], "no weights='somewhere'", "auto, whole, shared, host"),
         (["--speeds=1,fast", "--dp=2"], "speeds='1,fast' does not work", "a positive number for each rank"),
         (["--exchange-dtype=int4", "--ring=2"], "exchange_dtype=int4 sends differences", "exchange_dtype=model"),
-        (["--ulysses=5", "--dry-run"], "ulysses=5 is more than the model's 4 heads", "Lower it to 4 or less"),
-        (["--argument=strength=1", "--dry-run"], "StableDiffusion3Pipeline takes no strength", "It takes prompt"),
         (["--argument=strength"], "names no argument", "NAME=VALUE"),
         (["--prompt-file=missing.txt"], "missing.txt cannot be read", ""),
         (["--output=picture.txt"], "cannot be saved as picture.txt", ".png"),
@@ -147,6 +145,8 @@ def test_a_request_without_prompt_folder_or_class_is_refused(folder: Path, tmp_p
     assert drawing.arguments_of(pipeline, ["207"], {})["class_labels"] == [207]
     with pytest.raises(RequestError, match="'a cat' is none"):
         drawing.arguments_of(pipeline, ["a cat"], {})
+    with pytest.raises(RequestError, match="DiTPipeline takes no strength"):
+        drawing.arguments_of(pipeline, ["207"], {"strength": 1})
 
 
 def test_the_help_lists_every_field_of_the_plan_in_the_plans_own_words(capsys: pytest.CaptureFixture) -> None:
@@ -167,21 +167,6 @@ def test_the_options_left_out_make_the_plan_of_one_rank() -> None:
         ParallelPlan(**{field.name: getattr(options, field.name) for field in fields(ParallelPlan)}) == ParallelPlan()
     )
     assert parse_arguments(["folder", "--speeds=1,0.5"]).speeds == (1.0, 0.5)
-
-
-def test_a_dry_run_predicts_the_cost_of_the_pipelines_own_forward(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main([str(folder), "--prompt", PROMPTS[0], "--cfg=2", "--dry-run", *OPTIONS]) == 0
-    told = capsys.readouterr().out
-    assert main([str(folder), "--prompt", PROMPTS[0], "--pipefusion=2", "--dry-run", *OPTIONS]) == 0
-    assert re.search(r"pipefusion=2 × 2 patches, 1 sync: about [\d.e-]+ s a step", capsys.readouterr().out)
-    assert "assumed" in told and re.search(r"cfg=2: about [\d.e-]+ s a step of 1 pictures", told)
-    assert re.search(r"3 steps: about [\d.e-]+ s", told) and re.search(r"memory: \d+\.\d\d GiB a rank", told)
-
-
-def test_a_dry_run_under_torchrun_measures_the_ranks(on_ranks: Callable[..., list[Told]], folder: Path) -> None:
-    first, second = on_ranks(str(folder), "--prompt", PROMPTS[0], "--ulysses=2", "--dry-run", *OPTIONS)
-    assert first.code == second.code == 0 and second.printed == ""
-    assert "speeds of devices and links: measured\nulysses=2: " in first.printed
 
 
 def test_several_pictures_are_numbered_and_a_video_moves(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -19,17 +19,17 @@ from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.machines import PODS, PORT, ULYSSES, First, Network, Second, predicted_by_one
 from tests.support.tiers import slow_but
 from worker import join
-from worker.launch.cluster import expand_nodelist, read_job_machines, read_node_rank
+from worker.join import read_node_rank
 from worker.settings import SettingsError
 
 PAGE = REPOSITORY / "docs" / "machines.md"
-STEP = {"SLURM_STEP_NODELIST": "first,second", "SLURM_JOB_NODELIST": "first,second,third", "SLURM_LOCALID": "0"}
+SCONTROL = 'scontrol() { [ "$*" = "show hostnames" ] && printf "first\\nsecond\\n"; }'  # in Slurm's place
 
 
 def srun_command() -> list[str]:
     """What the page has Slurm start on each node."""
     (line,) = re.findall(r"^srun (?:.*\\\n)*.*$", PAGE.read_text(), flags=re.MULTILINE)
-    words = shlex.split(line.replace("\\\n", " "))
+    words = subprocess.check_output(["sh", "-c", f"{SCONTROL}\nprintf '%s\\n' {line}"], text=True).splitlines()
     assert "--ntasks-per-node=1" in words
     return words[words.index("python") :]
 
@@ -48,7 +48,7 @@ def pod_command() -> list[str]:
 
 
 def as_slurm(node: int) -> dict[str, str]:
-    return {**STEP, "SLURM_NODEID": str(node), "SLURM_PROCID": str(node)}
+    return {"SLURM_NODEID": str(node), "SLURM_PROCID": str(node), "SLURM_LOCALID": "0"}
 
 
 def as_kubernetes(node: int) -> dict[str, str]:
@@ -83,26 +83,6 @@ def test_one_command_on_all_machines_of_a_job_makes_one_group(
         assert "joining as machine 2 of 2 with 1 rank on cpu" in second.said()
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "hosts"),
-    [
-        ("big", ["big"]),
-        ("first,second", ["first", "second"]),
-        ("gpu[08-11,20],login2", ["gpu08", "gpu09", "gpu10", "gpu11", "gpu20", "login2"]),
-        ("r[1-2]n[1,3].site", ["r1n1.site", "r1n3.site", "r2n1.site", "r2n3.site"]),
-    ],
-)
-def test_slurms_short_list_of_nodes_is_written_out(nodelist: str, hosts: list[str]) -> None:
-    assert expand_nodelist(nodelist) == hosts
-
-
-def test_a_port_alone_stands_for_the_nodes_of_the_step() -> None:
-    assert read_job_machines(f":{PORT}", STEP) == [f"first:{PORT}", "second"]
-    assert read_job_machines(f"a:{PORT},b", STEP) == [f"a:{PORT}", "b"]
-    with pytest.raises(SettingsError, match="SLURM_STEP_NODELIST is not set"):
-        read_job_machines(f":{PORT}", {})
-
-
 def test_the_place_in_a_job_is_the_clusters_number() -> None:
     assert read_node_rank(as_slurm(1)) == 1
     assert read_node_rank(as_kubernetes(3)) == 3
@@ -115,8 +95,8 @@ def test_the_place_in_a_job_is_the_clusters_number() -> None:
 def test_a_job_of_one_node_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     become = Mock(side_effect=RuntimeError)  # else this process would be ComfyUI
     monkeypatch.setattr(os, "execvpe", become)
-    monkeypatch.setattr(sys, "argv", ["join", f":{PORT}", "--", "comfyui", "-x"])
-    for name, value in {**as_slurm(0), "SLURM_STEP_NODELIST": "first"}.items():
+    monkeypatch.setattr(sys, "argv", ["join", f"first:{PORT}", "--", "comfyui", "-x"])
+    for name, value in as_slurm(0).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError):
         join.main()
@@ -126,7 +106,11 @@ def test_a_job_of_one_node_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("a:29400,b", "This is machine 3 of the job, but a:29400,b names only 2"), (":29400", "is not set")],
+    [
+        ("a:29400,b", "This is machine 3 of the job, but a:29400,b names only 2"),
+        (":29400", "':29400' is not an address with a port"),
+        ("a,b", "'a,b' is not an address with a port"),
+    ],
 )
 def test_a_job_that_does_not_fit_its_machines_is_told_on_the_command_line(
     where: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
