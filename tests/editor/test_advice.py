@@ -27,7 +27,7 @@ SAYING = {"show_on_node", "warn", "say_once", "explained", "because"}  # functio
 SCRIPTS = tuple(f"parallel_backend/{each}" for each in ("__main__", "command/", "library", "pipelines/", "groups/mesh"))
 # How many texts are in English alone, by room: of how the processes talk to each other, of what a node's code may not
 # be, of broken requests and specs, and of rare models.
-LEFT = {"nodes": 6, "worker": 50, "parallel_backend": 26}
+LEFT = {"nodes": 6, "worker": 48, "parallel_backend": 26}
 TITLES = "() => window.app.graph.nodes.map(({ title }) => title)"
 ADD_A_SECOND = """() => {
     const { graph } = window.app
