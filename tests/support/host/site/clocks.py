@@ -48,7 +48,7 @@ def clock_comfyui(module: Any) -> None:
             return STOCK
         if session := remote.group.session:
             clock(type(remote), "describe", "describe")
-            clock(type(session.known.conditions), "exchange", "compare")
+            clock(type(session.known.conditions), "diff", "compare")
             clock(type(session), "request", "request")
             clock(type(session.job_channel), "send", "send")
             clock(type(session.job_channel), "receive", "receive")
