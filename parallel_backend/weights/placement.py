@@ -72,16 +72,12 @@ class AllRanks:
         """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
         return replica_axis(plan, self.device)
 
-    def all_or_none(self, action: Callable[[], Any]) -> Any:
+    def all_or_none(self, action: Callable[[], Any], has_collectives: bool = False) -> Any:
         """Runs an action that may fail on one rank alone. Returns once all ranks have run it. Raises on all ranks if
-        any fails."""
+        any fails. has_collectives: whether ranks wait for each other within it."""
         result = action()
         gather_numbers((0,), self.control_group)  # a barrier that needs no GPU
         return result
-
-    def without_collectives(self, action: Callable[[], Any]) -> Any:
-        """Runs an action without collectives."""
-        return action()
 
     def check(self) -> None:
         """Raises an error to give up. Nobody cancels a script."""
@@ -161,7 +157,7 @@ class WeightPlacement:
         bring = partial(model.bring, numbers, store, go_on if reads_others else ranks.check)
         with Hooks() as hooks:
             hooks.replace(self, "bringing", model.sizes.count_resident_bytes(plan)[model.mesh["pipefusion"].index])
-            ranks.all_or_none(bring if reads_others else lambda: ranks.without_collectives(bring))
+            ranks.all_or_none(bring, has_collectives=reads_others)
         if store:
             logging.info(
                 "%d of %d blocks are fetched for each forward (%s weights)", len(numbers), len(own), store.kind

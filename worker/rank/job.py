@@ -117,10 +117,10 @@ class Job(AllRanks):
             return result, own
         return result, self.control.agree(own, self.ranks)
 
-    def all_or_none(self, action: Callable[[], Result]) -> Result:
+    def all_or_none(self, action: Callable[[], Result], has_collectives: bool = False) -> Result:
         """Runs an action that may fail on one rank alone, before collectives follow. Raises JobEnded on all ranks if it
         fails on any."""
-        result, outcome = self.attempt(action)
+        result, outcome = self.attempt(action if has_collectives else lambda: self.without_collectives(action))
         if outcome.kind != DONE:
             raise JobEnded(outcome)
         return cast("Result", result)

@@ -82,9 +82,7 @@ class Operations:
             if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
                 job.without_collectives(lambda: kept.replan(mesh))
         here = source if kept else bring_file(job, source, held)
-        model = kept or job.all_or_none(
-            lambda: job.without_collectives(lambda: HostModel.build(source, mesh, job.check, here))
-        )
+        model = kept or job.all_or_none(lambda: HostModel.build(source, mesh, job.check, here))
         self.state.keep_model(model)
         self.place(job, model)
         job.told[ops.BESIDE] = self.state.loaded.get(ops.BESIDE, "")
@@ -111,7 +109,7 @@ class Operations:
             self.place(job, model, working)
         else:
             self.state.make_way(job, model, working)
-            job.all_or_none(lambda: job.without_collectives(lambda: model.place(working)))
+            job.all_or_none(lambda: model.place(working))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.support.group.direct_group import DIT, call_request, direct_on, go_on
 from tests.support.group.one_rank import OneRank
 from worker.errors import Explanation, RequestRefused
 from worker.host.client import WorkerGroup
+from worker.rank.agreement import REFUSED, AgreementGroups, JobEnded
+from worker.rank.job import Job
 
 
 def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(
@@ -31,6 +34,19 @@ def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_o
     no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
     assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
     assert direct.pids() == before
+
+
+def test_an_unforeseen_error_is_refused_unless_ranks_wait_for_each_other_meanwhile(
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUP_RANK", "0")
+    fail, heartbeat = Mock(side_effect=KeyError("a tensor")), Mock(is_broken=Mock(return_value=False))
+    job = Job({"op": "park", "id": 1}, {}, Mock(), AgreementGroups(Mock()), Mock(), heartbeat)
+    with pytest.raises(JobEnded) as ended:
+        job.all_or_none(fail)
+    assert ended.value.outcome.kind == REFUSED and "KeyError: 'a tensor'" in ended.value.outcome.said.cause
+    with pytest.raises(KeyError):  # the group ends
+        job.all_or_none(fail, has_collectives=True)
 
 
 def test_a_plan_that_compiles_is_refused_where_no_compiler_is(

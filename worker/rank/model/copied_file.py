@@ -80,7 +80,7 @@ def bring_file(job: Job, source: HostSource, held: FileCopy | None = None) -> Ho
     copied = held or find_copy(job.state, source)
     is_elsewhere = os.environ["GROUP_RANK"] != "0"
     lacks = is_elsewhere and os.environ["LOCAL_RANK"] == "0" and copied is None
-    size = job.all_or_none(lambda: job.without_collectives(lambda: 0 if is_elsewhere else os.path.getsize(source.file)))
+    size = job.all_or_none(lambda: 0 if is_elsewhere else os.path.getsize(source.file))
     told = gather_numbers((size, int(lacks)), job.control_group)
     if receivers := [each for each, (_, one_lacks) in enumerate(told) if one_lacks]:
         size, _ = told[0]
@@ -90,7 +90,7 @@ def bring_file(job: Job, source: HostSource, held: FileCopy | None = None) -> Ho
             path = str(link) if lacks else source.file if rank == 0 else ""
             return own, torch.from_file(path, lacks, size, dtype=torch.uint8) if path else torch.empty(0)
 
-        copied, pages = job.all_or_none(lambda: job.without_collectives(open_file))
+        copied, pages = job.all_or_none(open_file)
         for start in range(0, size, PIECE):
             piece = pages[start : start + PIECE]
             for receiver in receivers if rank == 0 else ():
