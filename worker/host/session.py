@@ -24,7 +24,7 @@ from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_comman
 from ..settings import Settings
 from ..wire.handshake import BROKEN_LINK
 from ..wire.job_channel import FRAMES, FrameMemory, HostChannel, ask_for_channel
-from ..wire.operations import CALL, OPERATIONS, SAMPLE, operation_of
+from ..wire.operations import OPERATIONS, operation_of
 from ..wire.private_folder import CONTROL, EXPECTED, PROTOCOL, STORE, TOKEN, is_only_ours
 from ..wire.protocol import FAILED, IN_BLOCKS, MEMORY, NEVER, ONCE, VERSION, Header, ProtocolError, encode
 from ..wire.tensors import Tensors
@@ -253,7 +253,7 @@ class Session:
         this machine. status: the ranks'."""
         if not self.operation:
             return
-        runs_model = self.operation in (CALL.name, SAMPLE.name)
+        runs_model = bool(OPERATIONS[self.operation].latents)
         bound = STILL_SECONDS[status["exchanges"] if runs_model else ONCE if self.ranks > 1 else NEVER]
         if min(status["still"], time.monotonic() - self.began) > bound:
             reason = f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck."

@@ -20,7 +20,7 @@ class Operation:
 
     name: the "op" of its requests. doing: what a rank does meanwhile; the words follow "it was".
     fields: the fields of a request's header, with their JSON types. tensors: the tensors of a request.
-    latents: the tensor in the shape of the latents, if there is one.
+    latents: the tensor in the shape of the latents. Operations that run the model have one.
     moves_weights: it can block a rank's other threads, so a longer silence of the heartbeat is allowed.
     drops_model: after an early end, no model is loaded.
     without_model: it does not use the loaded model and its plan.

@@ -62,7 +62,7 @@ def run(number: int, made: int = STEPS, **changes: Any) -> dict[str, Any]:
 
 def event(runs: Sequence[dict[str, Any]] = (), ranks: int = 2, **changes: Any) -> Event:
     """What the feed sends. changes: of the status."""
-    return {"group": NUMBER, "status": status(ranks, **changes), "runs": list(runs), "log": []}
+    return {"group": NUMBER, "status": status(ranks, **changes), "runs": list(runs)}
 
 
 def sampling(ranks: int = 2) -> list[Event]:
