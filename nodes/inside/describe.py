@@ -68,7 +68,7 @@ class Inside:
 
     @property
     def has_unknown(self) -> bool:
-        """Whether something runs inside that may read what nobody knows of."""
+        """Whether a function runs inside that nobody has read, or one of a pack."""
         return any(facts.reads_pack or not (facts.splits_tokens or facts.splits_rows) for _, facts in self.asked)
 
     @property

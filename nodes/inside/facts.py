@@ -42,8 +42,9 @@ class Facts(NamedTuple):
 
 
 class KnownFunction(NamedTuple):
-    """A function or class whose facts somebody has measured. text: the hash of a pack's text, with that of helpers:
-    functions and classes of the same file that it uses. holds: whether the facts hold for it as it is set up."""
+    """A function or class that somebody has read, and compared with stock. text: the hash of a pack's text, with that
+    of helpers: functions and classes of the same file that it uses. holds: whether the facts hold for it as it is set
+    up."""
 
     facts: Facts
     text: str

@@ -52,7 +52,7 @@ class Communicator:
 
 
 def over_all(ranks: Iterable[int]) -> Communicator:
-    """Returns the communicator of ranks that share pictures in bands of rows."""
+    """Returns the communicator by which these ranks gather, and send to neighbours, as bands of a VAE do."""
     row = tuple(ranks)
     below = {*zip(row, row[1:], strict=False)}
     return Communicator(row, True, frozenset(below | {(lower, upper) for upper, lower in below}))

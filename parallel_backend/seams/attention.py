@@ -234,11 +234,11 @@ class AttentionSeam:
     """Redirects a module's `F.scaled_dot_product_attention` calls to `attends`, one function per call in order. The
     last one computes all further calls. The module keeps its projections and norms.
 
-    A mode redirects them, which sees each of torch's functions. This takes the host 2 µs each. So if only the model's
-    own code runs (`NodeCode.NONE`), and the module's first forward has called attention by its name in `F`
-    alone, later ones replace that name and do without the mode. The same holds for a module that has all tokens
-    (`is_local`), whatever code runs: if a call is missed, its result is right all the same. In a compiled block,
-    attention is an operator that calls them, because torch traces no tensor methods within a mode.
+    A mode redirects them. It sees each of torch's functions, which takes the host 2 µs each. If only the model's own
+    code runs (`NodeCode.NONE`), and the module's first forward has called attention by its name in `F` alone, later
+    forwards replace that name instead. So does a module that has all tokens (`is_local`), whatever code runs: if a call
+    is missed, its result is right all the same. In a compiled block, attention is an operator that calls `attends`,
+    because torch traces no tensor methods within a mode.
 
     A module that attends in another way would see this rank's tokens only, so it raises an error.
     """

@@ -50,7 +50,7 @@ class BlockBoundary:
     """The hooks on one block of a model.
 
     arrive: puts the tokens that the stage before sends into the block's arguments.
-    chained: whether streams stay local up to the next block or head. is_last: whether the head follows.
+    chained: whether streams stay local up to the next block or head. is_last: whether this is the model's last block.
     gathers: whether the tokens of all ranks are gathered after the block.
     """
 

@@ -52,7 +52,7 @@ class Forward:
     step: int = 0
     # Which of the step's forwards this is: cond and uncond may run apart.
     index: int = 0
-    # How many tokens the image has, if it is split into patches. None: its stream may have others, too.
+    # The image's tokens; 0 if it is not split into patches, None if its stream has other tokens, too.
     image_tokens: int | None = 0
     # What arrived in the steps before, under exchange_dtype=int4; None if nothing is kept.
     differences: Differences | None = None

@@ -37,9 +37,10 @@ class Run(NamedTuple):
 
 
 class AllToAll(NamedTuple):
-    """An all-to-all from local tokens to the group's, or back: then what was sent arrives.
+    """An all-to-all from local tokens to the group's, or back.
 
-    to, of: the elements for each rank, and those from it. own: this rank's heads, by tensor."""
+    to, of: the elements for each rank, and those from it; on the way back they change places. own: this rank's heads,
+    by tensor."""
 
     runs: list[Run]
     to: list[int]

@@ -1,8 +1,9 @@
-"""PipeFusion for a sampler that asks for one step at a time, as most samplers do.
+"""Makes the forwards of a step, for any plan. Runs PipeFusion for a sampler that asks for one step at a time, as most
+samplers do.
 
-In each step, patch after patch goes through the stages. A patch attends to its own fresh keys and values, and to the
-stale ones of the other patches (`StaleCache`). The sampler gets a whole prediction, so every sampler works. The price
-is that the pipeline fills and drains in each step: (stages − 1) of (patches × forwards + stages − 1) turns.
+In each of its steps, patch after patch goes through the stages. A patch attends to its own fresh keys and values, and
+to the stale ones of the other patches (`StaleCache`). The sampler gets a whole prediction, so every sampler works. The
+price is that the pipeline fills and drains in each step: (stages − 1) of (patches × forwards + stages − 1) turns.
 
 The result is that of the loop in `sampling/denoiser.py`, where a patch does not wait for the others' step. The tokens
 that come out of a patch's last block are kept until the step ends (`Forward.finished`). So the forward of the last

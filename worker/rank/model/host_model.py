@@ -355,7 +355,7 @@ class HostModel:
                 if patcher not in self.inner:
                     self.inner[patcher] = self.module.share_inside(patcher.model, self.module.dtype)
         compiles = self.module.compile_settings(context.compiled, context.steps)
-        kernel = self.kernel_of(context.kernel) if compiles else None
+        kernel = self.kernel_of(context.kernel) if compiles else None  # other calls get it by an option
         attending = self.module.attending_by(kernel and kernel.backend)
         showing = self.module.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
         with apply_changes(self.module.model, context.changes), attending, showing, Hooks() as hooks:
