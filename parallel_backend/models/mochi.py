@@ -17,37 +17,31 @@ def rotated(x_BLHD: torch.Tensor, cosines_LHE: torch.Tensor, sines_LHE: torch.Te
     return torch.stack(pairs, -1).flatten(-2).to(x_BLHD.dtype)
 
 
-class Processor:
-    """Attention of a block, in one call for all rows. The class's own makes a call for each row, of tokens that count
-    there. Here a mask leaves the others out."""
+def attend(
+    attn: Any,
+    hidden_states: torch.Tensor,
+    encoder_hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    image_rotary_emb: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes a block's attention in one call for all rows. The class's own makes a call for each row, of tokens that
+    count there. Here a mask leaves the others out. Returns the image's tokens and the text's. attention_mask: of the
+    text, (B, L)."""
 
-    def __init__(self, _own: Any) -> None:
-        pass
+    def heads(layer: torch.nn.Module, tokens_BLD: torch.Tensor) -> torch.Tensor:
+        return layer(tokens_BLD).unflatten(2, (attn.heads, -1))
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the image's tokens and the text's. attention_mask: of the text, (B, L)."""
-
-        def heads(layer: torch.nn.Module, tokens_BLD: torch.Tensor) -> torch.Tensor:
-            return layer(tokens_BLD).unflatten(2, (attn.heads, -1))
-
-        image, text = hidden_states, encoder_hidden_states
-        image_qk = ((attn.norm_q, attn.to_q), (attn.norm_k, attn.to_k))
-        text_qk = ((attn.norm_added_q, attn.add_q_proj), (attn.norm_added_k, attn.add_k_proj))
-        own = [rotated(norm(heads(layer, image)), *image_rotary_emb) for norm, layer in image_qk]
-        others = [norm(heads(layer, text)) for norm, layer in text_qk]
-        pairs = zip([*own, heads(attn.to_v, image)], [*others, heads(attn.add_v_proj, text)], strict=True)
-        query, key, value = (torch.cat(pair, 1).transpose(1, 2) for pair in pairs)
-        mask = F.pad(attention_mask.bool(), (image.shape[1], 0), value=True)[:, None, None]
-        out_BLD = F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2)
-        of_image, of_text = out_BLD.split([image.shape[1], text.shape[1]], 1)
-        return attn.to_out[0](of_image), of_text if attn.context_pre_only else attn.to_add_out(of_text)
+    image, text = hidden_states, encoder_hidden_states
+    image_qk = ((attn.norm_q, attn.to_q), (attn.norm_k, attn.to_k))
+    text_qk = ((attn.norm_added_q, attn.add_q_proj), (attn.norm_added_k, attn.add_k_proj))
+    own = [rotated(norm(heads(layer, image)), *image_rotary_emb) for norm, layer in image_qk]
+    others = [norm(heads(layer, text)) for norm, layer in text_qk]
+    pairs = zip([*own, heads(attn.to_v, image)], [*others, heads(attn.add_v_proj, text)], strict=True)
+    query, key, value = (torch.cat(pair, 1).transpose(1, 2) for pair in pairs)
+    mask = F.pad(attention_mask.bool(), (image.shape[1], 0), value=True)[:, None, None]
+    out_BLD = F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2)
+    of_image, of_text = out_BLD.split([image.shape[1], text.shape[1]], 1)
+    return attn.to_out[0](of_image), of_text if attn.context_pre_only else attn.to_add_out(of_text)
 
 
 BLOCKS = replace(
@@ -57,4 +51,4 @@ BLOCKS = replace(
     local_masks={"attn1": ""},
     whole=("temb",),
 )
-register_usual("MochiTransformer3DModel", BLOCKS, prepare=replace_processors(Processor))
+register_usual("MochiTransformer3DModel", BLOCKS, prepare=replace_processors(attend))

@@ -1,7 +1,9 @@
 """diffusers' classes whose blocks have one stream of tokens."""
 
 from dataclasses import replace
+from typing import Any
 
+from ..hooks import Hooks
 from .spec import LOCAL, SKIPS, BlockList, ByFrame, single_stream
 from .usual import register_usual
 
@@ -22,6 +24,23 @@ LTX = replace(
     whole=("encoder_hidden_states", "encoder_attention_mask"),
 )
 register_usual("LTXVideoTransformer3DModel", LTX)
+
+
+def keep_token_dim(model: Any, hooks: Hooks) -> None:
+    """Gives attention its dim of tokens back, which a block drops if a rank has a single one."""
+    for block in model.transformer_blocks:
+        if attention := getattr(block, "attn1", None):  # other stages' blocks have none
+            hooks.before(attention, lambda _, args: args if args[0].ndim == 3 else (args[0][:, None], *args[1:]))
+
+
+# Allegro (https://arxiv.org/abs/2410.15458), from text.
+ALLEGRO = replace(
+    DIT,
+    sides={"image_rotary_emb": (1, (None, "img"))},  # tables of frequencies, and the tokens' positions in them
+    whole=("encoder_hidden_states", "temb", "encoder_attention_mask"),
+    refused=("attention_mask",),
+)
+register_usual("AllegroTransformer3DModel", ALLEGRO, prepare=keep_token_dim)
 
 # Wan 2.1 and 2.2 (https://arxiv.org/abs/2503.20314), from text, from an image, or between two images.
 WAN = replace(

@@ -28,12 +28,12 @@ def register_usual(model_class: str, *blocks: BlockList, head: BlockList | None 
     register(ModelSpec(model_class, blocks, head=head, **{"image": "img", **others}))
 
 
-def replace_processors(processor: Callable[[Any], Any]) -> Callable[[Any, Hooks], None]:
-    """Returns what gives the blocks' `attn1` a processor of ours, which gets the class's own."""
+def replace_processors(processor: Callable[..., Any]) -> Callable[[Any, Hooks], None]:
+    """Returns what makes a function of ours the processor of the blocks' `attn1`."""
 
     def prepare(model: Any, hooks: Hooks) -> None:
         for block in model.transformer_blocks:
             if attention := getattr(block, "attn1", None):  # other stages' blocks have none
-                hooks.replace(attention, "processor", processor(attention.processor))
+                hooks.replace(attention, "processor", processor)
 
     return prepare
