@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .device import copier, is_accelerator, name_of, pin_now, synchronise
-from .groups.collectives import ALL_GATHER, gather_json
+from .groups.collectives import ALL_GATHER, exchange_messages, gather_json
 from .groups.mesh import Axis
 
 MEASURED = 32 << 20  # bytes sent to measure a link
@@ -118,16 +118,9 @@ def exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable
         given = share.new_zeros(size // others * axis.degree)
         arrived = torch.empty_like(given)
         return lambda: dist.all_to_all_single(arrived, given, group=axis.group)
-    arriving = torch.empty_like(share)
-    following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
-
-    def pass_on() -> None:
-        send = dist.P2POp(dist.isend, share, following, axis.group)
-        receive = dist.P2POp(dist.irecv, arriving, preceding, axis.group)
-        for work in dist.batch_isend_irecv([send, receive]):
-            work.wait()
-
-    return pass_on
+    following, preceding = ((axis.index + step) % axis.degree for step in (1, -1))
+    sent, received = [(share, following)], [(torch.empty_like(share), preceding)]
+    return lambda: exchange_messages("measured", axis, sent, received)()
 
 
 def peer_rate(axis: Axis, device: torch.device) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from .handshake import ALL_GATHER
 from .mesh import Axis
 
 Number = TypeVar("Number", int, float)
+Message = tuple[torch.Tensor, int]  # with the index of the other rank on an axis
 
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
@@ -68,6 +69,30 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis, scale: int = 1
                     dist.recv(received, axis.global_rank(index), group=axis.group)
         share.copy_(received)
     return whole
+
+
+def exchange_messages(
+    name: str, axis: Axis, sent: Sequence[Message], received: Sequence[Message]
+) -> Callable[[], None]:
+    """Starts to send and receive contiguous tensors at the same time. Skips empty ones. Returns a function that waits
+    for all of them. name: of the exchange, for the timeline."""
+    messages = [
+        dist.P2POp(run, tensor, axis.global_rank(index), axis.group)
+        for run, each in ((dist.isend, sent), (dist.irecv, received))
+        for tensor, index in each
+        if tensor.numel()
+    ]
+    if not messages:
+        return lambda: None
+    with axis.timeline.communication(f"{name}, send"):
+        works = dist.batch_isend_irecv(messages)
+
+    def wait(_sent: Sequence[Message] = sent) -> None:  # kept until they are delivered
+        with axis.timeline.communication(f"{name}, receive"):
+            for work in works:
+                work.wait()
+
+    return wait
 
 
 def gather_numbers(values: Sequence[Number], group: dist.ProcessGroup | None) -> list[tuple[Number, ...]]:

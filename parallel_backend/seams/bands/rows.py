@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 
-from ...groups.collectives import gather
+from ...groups.collectives import exchange_messages, gather
 from ...groups.mesh import Axis
 from ...hooks import Hooks
 
@@ -97,22 +96,15 @@ def exchange_borders(band: torch.Tensor, above: int, below: int, bands: RowBands
     """
     rows, axis = band.shape[ROWS], bands.axis
     first, last = band.narrow(ROWS, 0, below).contiguous(), band.narrow(ROWS, rows - above, above).contiguous()
-    upper = lower = None
-    transfers = []
-    if not bands.is_first:
-        upper, previous = torch.empty_like(last), axis.global_rank(axis.index - 1)
-        transfers += [(dist.isend, first, previous), (dist.irecv, upper, previous)]
-    if not bands.is_last:
-        lower, following = torch.empty_like(first), axis.global_rank(axis.index + 1)
-        transfers += [(dist.isend, last, following), (dist.irecv, lower, following)]
-    with axis.timeline.communication("border rows, send"):
-        sides = [dist.P2POp(run, rows, peer, axis.group) for run, rows, peer in transfers if rows.numel()]
-        works = dist.batch_isend_irecv(sides) if sides else []
+    upper = None if bands.is_first else torch.empty_like(last)
+    lower = None if bands.is_last else torch.empty_like(first)
+    sides = ((first, upper, axis.index - 1), (last, lower, axis.index + 1))
+    sent = [(own, index) for own, other, index in sides if other is not None]
+    received = [(other, index) for _, other, index in sides if other is not None]
+    arrive = exchange_messages("border rows", axis, sent, received)
 
-    def wait(_sent: Borders = (first, last)) -> Borders:  # kept until they are delivered
-        with axis.timeline.communication("border rows, receive"):
-            for work in works:
-                work.wait()
+    def wait() -> Borders:
+        arrive()
         return upper, lower
 
     return wait

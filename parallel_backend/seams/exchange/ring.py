@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
 from ...device import CPU, has_cuda, nvidia_capability
+from ...groups.collectives import exchange_messages
 from ...groups.mesh import Axis
 from ..forward import ForwardSlot
 
@@ -51,6 +51,7 @@ def ring_attention(
     has launched. So it comes after the attention that read the buffer, and after the send, for which this stream has
     waited. Results are merged in fp32 by their log-sum-exp.
     """
+    following = (axis.index + 1) % axis.degree
     sources = [(axis.index - hop) % axis.degree for hop in range(axis.degree)]
     shapes = [torch.Size((2, *k_BhRE.shape[:2], lengths[source], k_BhRE.shape[3])) for source in sources]
     buffers = [slot.take_buffer(name, max(map(torch.Size.numel, shapes)), k_BhRE) for name in BUFFERS]
@@ -59,17 +60,15 @@ def ring_attention(
     masks = [None] * axis.degree if mask is None else make_additive(mask, q_BhRD.dtype).split(lengths, -1)
     out = lse = None
     for hop, (block, source) in enumerate(zip(blocks, sources, strict=True)):
-        works = _pass_on(block, blocks[hop + 1], axis) if hop + 1 < axis.degree else []
+        sent, arriving = ([(block, following)], [(blocks[hop + 1], sources[1])]) if hop + 1 < axis.degree else ([], [])
+        wait = exchange_messages("ring", axis, sent, arriving)
         attended = block if hop or not kept else torch.cat((torch.stack(tuple(kept)), block), 3)
         if attended.numel() and q_BhRD.numel():
             block_out, block_lse = attend_with_lse(q_BhRD, attended[0], attended[1], scale, masks[source])
             out, lse = merge(out, lse, block_out.float(), block_lse)
         if not hop:
             slot.forward.run_deferred()
-        if works:
-            with axis.timeline.communication("ring receive"):
-                for work in works:
-                    work.wait()
+        wait()
     slot.buffers.update(zip(BUFFERS, buffers, strict=True))  # not if attention failed: messages may be under way
     return q_BhRD if out is None else out.to(q_BhRD.dtype)
 
@@ -79,20 +78,6 @@ def make_additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-
-
-def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.Work]:
-    """Starts to send `block` to the next rank and to receive `arriving` from the previous one. Skips empty blocks."""
-    following, preceding = ((axis.index + step) % axis.degree for step in (1, -1))
-    transfers = []
-    if block.numel():
-        transfers.append(dist.P2POp(dist.isend, block, axis.global_rank(following), axis.group))
-    if arriving.numel():
-        transfers.append(dist.P2POp(dist.irecv, arriving, axis.global_rank(preceding), axis.group))
-    if not transfers:
-        return []
-    with axis.timeline.communication("ring send"):
-        return dist.batch_isend_irecv(transfers)
 
 
 def merge(

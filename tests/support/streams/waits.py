@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from parallel_backend import device
 from parallel_backend.groups import calls, collectives
-from parallel_backend.seams.bands.rows import exchange_borders
 from parallel_backend.seams.exchange import ulysses
-from parallel_backend.seams.exchange.ring import ring_attention
 from parallel_backend.seams.pipeline.stages import StageLink
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.prefetcher import BlockPrefetcher
@@ -32,7 +30,7 @@ def inside(function: Callable[..., Any], *names: str) -> types.CodeType:
     return code
 
 
-ARRIVE = inside(ulysses.exchange, "wait")
+ARRIVE, MESSAGES = inside(ulysses.exchange, "wait"), inside(collectives.exchange_messages, "wait")
 ULYSSES, SHARED, ON_HOST = {"ulysses": 2}, {"ulysses": 2, "weights": "shared"}, {"ulysses": 2, "weights": "host"}
 STAGES = {"pipefusion": 2, "patches": 2, "sync_steps": 1}
 
@@ -43,14 +41,14 @@ WAITS = {
     "weights that move for their shards": Wait([inside(BlockPrefetcher.rearrange)], ("changes", SHARED)),
     "attention for its tokens": Wait([ARRIVE, inside(ulysses.scatter_heads, "arrived")], ("forwards", ULYSSES)),
     "a block for attention's results": Wait([ARRIVE, inside(ulysses.gather_heads, "arrived")], ("forwards", ULYSSES)),
-    "attention for the ring's keys": Wait([inside(ring_attention)], ("forwards", {"ring": 2})),
+    "attention for the ring's keys": Wait([MESSAGES], ("forwards", {"ring": 2})),
     "a stage for its tokens": Wait([inside(StageLink.take)], ("steps", STAGES)),
     "a patch's tokens for its last ones to have left": Wait([inside(StageLink._await_delivery)], ("steps", STAGES)),
     "a forward for all ranks' tokens": Wait([inside(collectives.gather)], ("forwards", ULYSSES)),
     "a result for another rank's rows": Wait([inside(calls.receive_into)], ("forwards", {"dp": 2})),
     "a picture for another rank's rows": Wait([inside(collectives.collect)], ("decode", {})),
     "a result for the last stage's prediction": Wait([inside(calls.receive_into)], ("steps", STAGES)),
-    "a layer for its border rows": Wait([inside(exchange_borders, "wait")], ("decode", {})),
+    "a layer for its border rows": Wait([MESSAGES], ("decode", {})),
     "ranks for parked weights": Wait([inside(device.synchronise), inside(Parking.copy)], ("parking", ULYSSES)),
     "pinned memory for its last copy": Wait([inside(device.synchronise), inside(device.unpin)], ("release", ON_HOST)),
 }
