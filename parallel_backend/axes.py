@@ -20,5 +20,6 @@ BATCH_AXES, STAGE_AXES, TOKEN_AXES = ("dp", "cfg"), ("pipefusion",), ("ring", "u
 REPLICA_AXES = (*BATCH_AXES, *TOKEN_AXES)
 # The axes along which ranks work on the same pictures.
 PICTURE_AXES = tuple(axis for axis in AXES if axis != "dp")
-# Joint axes: each stands for several axes, by its joint name on the mesh.
+# By its name on the mesh, the axes that an axis stands for: joint axes for several, the others for themselves.
 JOINT_AXES = {"batch": BATCH_AXES, "sequence": TOKEN_AXES}
+MESH_AXES: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in AXES} | JOINT_AXES

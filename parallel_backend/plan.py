@@ -157,12 +157,6 @@ class ParallelPlan:
         return self.pipefusion > 1 and not self.patches
 
     @property
-    def stages_by_time(self) -> bool:
-        """Whether the pipeline's stages are balanced by time on each device, and not by memory. Stages that share by
-        speed always are."""
-        return bool(self.speeds) or self.balance != MEMORY
-
-    @property
     def keeps_differences(self) -> bool:
         """Whether ranks exchange what differs from the step before, and so keep that step."""
         return self.exchange_dtype == INT4 and self.token_ways > 1
@@ -226,15 +220,6 @@ class ParallelPlan:
                 "weights",
             )
 
-    def check_devices(self, devices: int) -> None:
-        """Raises PlanError if there are fewer accelerators than ranks."""
-        if self.world_size > devices:
-            raise PlanError(
-                f"The plan {self} needs {self.world_size} devices and this machine has {devices}.",
-                f"Lower a degree until their product is {devices} or less.",
-                *(axis for axis, degree in self.degrees().items() if degree > 1),
-            )
-
     def fit_devices(self, devices: int, cores: bool) -> ParallelPlan:
         """Returns this plan, or a plan of one rank if there is only one device. So a plan made elsewhere still runs.
 
@@ -244,7 +229,11 @@ class ParallelPlan:
         if self.world_size <= devices:
             return self
         if devices != 1 and not cores:
-            self.check_devices(devices)
+            raise PlanError(
+                f"The plan {self} needs {self.world_size} devices and this machine has {devices}.",
+                f"Lower a degree until their product is {devices} or less.",
+                *(axis for axis, degree in self.degrees().items() if degree > 1),
+            )
         weights = AUTO if self.weights == SHARED else self.weights
         kept = {name: getattr(self, name) for name in ("attention", "weight_blocks", "compile", "sync_steps")}
         return ParallelPlan(weights=weights, **kept)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..axes import TOKEN_AXES
 from ..groups.mesh_layout import largest_rows, largest_share
 from ..models.checks import attention_sizes_of, count_tokens
 from ..models.spec import spec_of
@@ -33,7 +32,7 @@ def one_device_bytes(activation: float) -> float:
 
 def token_factor(plan: ParallelPlan) -> float:
     """Returns the share of a row's bytes on the rank with the most tokens; 1 if tokens are not shared."""
-    return (OUTSIDE + IN_BLOCKS * largest_share(plan, TOKEN_AXES)) / (IN_BLOCKS + OUTSIDE)
+    return (OUTSIDE + IN_BLOCKS * largest_share(plan, "sequence")) / (IN_BLOCKS + OUTSIDE)
 
 
 def rank_bytes(whole: float, rows: int, plan: ParallelPlan) -> float:

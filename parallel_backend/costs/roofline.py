@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..axes import BATCH_AXES, TOKEN_AXES
+from ..axes import BATCH_AXES
 from ..groups.mesh_layout import (
     axis_shares,
     coordinates_of_ranks,
-    fraction,
     largest_rows,
     own_heads,
+    own_share,
     shard_sizes,
     stages_of,
 )
@@ -169,9 +169,9 @@ def share_work(work: Work, plan: ParallelPlan) -> list[RankShare]:
     ulysses."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
     for coordinates in coordinates_of_ranks(plan):
-        by_batch, by_tokens = (axis_shares(plan, axes, coordinates) for axes in (BATCH_AXES, TOKEN_AXES))
+        by_batch = axis_shares(plan, "batch", coordinates)
         own_rows = shard_sizes(work.parts, plan.ways(BATCH_AXES), by_batch)[coordinates["batch"]]
-        start, stop = fraction(coordinates["sequence"], plan.token_ways, by_tokens)
+        start, stop = own_share(plan, "sequence", coordinates)
         heads = len(own_heads(work.cost.heads, plan, coordinates)) / work.cost.heads
         ring = tuple(coordinates[axis] for axis in ("batch", "pipefusion", "ring"))
         queries[ring] += stop - start

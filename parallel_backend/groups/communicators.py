@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..axes import BATCH_AXES, JOINT_AXES, REPLICA_AXES, TOKEN_AXES
+from ..axes import BATCH_AXES, MESH_AXES, REPLICA_AXES, TOKEN_AXES
 from ..plan import SHARED, ParallelPlan
 from .mesh_layout import rows_along
 
@@ -76,7 +76,7 @@ def list_axes(plan: ParallelPlan) -> list[Communicator]:
     """Lists the communicators of all rows of a plan's axes, in the order in which the ranks build them. Stages
     have links instead; the last one's link to the first returns the result."""
     found: dict[tuple[int, ...], Communicator] = {}
-    for name, parts in ({name: (name,) for name in plan.degrees()} | JOINT_AXES).items():
+    for name, parts in MESH_AXES.items():
         split = [part for part in parts if getattr(plan, part) > 1]
         if not split or name == "pipefusion":
             continue

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..axes import JOINT_AXES, PICTURE_AXES
+from ..axes import MESH_AXES, PICTURE_AXES
 from ..compat import unbound
 from ..device import (
     CPU,
@@ -159,7 +159,7 @@ def build_mesh(
         for end in (1, 0)
     )
     axes: dict[str, Axis] = {}
-    for name, parts in ({name: (name,) for name in plan.degrees()} | JOINT_AXES).items():
+    for name, parts in MESH_AXES.items():
         split = [part for part in parts if getattr(plan, part) > 1]
         row = next((tuple(row) for row in rows_along(plan, *split) if rank in row), ()) if split else ()
         axes[name] = Axis(groups.get(row), len(row), row.index(rank), ranks=row) if row else Axis(None, 1, 0)
@@ -167,7 +167,7 @@ def build_mesh(
     ends = {0: link_in, stages.degree - 1: link_out}  # the last stage returns the result to the first by its link to it
     axes["pipefusion"] = replace(stages, group=ends.get(stages.index))
     coordinates = {name: axis.index for name, axis in axes.items()}
-    shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), coordinates) for name in axes}
+    shares = {name: axis_shares(plan, name, coordinates) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
     for each, group in (*of_axes.items(), *links.items()):
         shake_hands(group, device, each)

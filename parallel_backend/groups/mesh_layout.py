@@ -1,6 +1,6 @@
 """Computes what each rank of a plan holds, without a process group: the editor shows a plan before it runs.
 
-The engine's mesh uses the same rules: the facts of the axes, `axis_shares` and `split_sizes`.
+The engine's mesh uses the same rules: the facts of the axes, `axis_shares` and `shard_sizes`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import itemgetter
 
-from ..axes import BATCH_AXES, JOINT_AXES, STAGE_AXES, TOKEN_AXES
-from ..plan import ParallelPlan
+from ..axes import BATCH_AXES, JOINT_AXES, MESH_AXES, STAGE_AXES
+from ..plan import MEMORY, ParallelPlan
 
-Share = tuple[float, float]
+Share = tuple[float, float]  # of what is split, as fractions: start and stop
+Cut = tuple[float, tuple[range, ...]]  # of blocks into stages, with its cost
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class RankPart:
     rows: its share of the batch as fractions (start, stop), exact to a row.
     blocks: of its stage; None if their number is unknown.
     heads: that it computes in attention; None if their number is unknown.
-    head_share: its heads in attention as fractions (start, stop); None if every rank has all.
+    head_share: these as fractions (start, stop), approximate if their number is unknown; None if every rank has all.
     tokens: its image tokens outside of attention: for each patch (start, stop) as fractions of all tokens, exact to a
     token. Its share of the text is the same.
     """
@@ -50,21 +52,23 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
     the plan.
     """
     stages = None if blocks is None else stages_of(plan, blocks)
-    parts, ways = [], plan.ways(BATCH_AXES)
+    parts, ways, patches = [], plan.ways(BATCH_AXES), plan.patch_count
     for rank, coordinates in enumerate(coordinates_of_ranks(plan)):
-        batch, stage = coordinates["batch"], coordinates["pipefusion"]
-        own = None if heads is None else own_heads(heads, plan, coordinates)
+        stage, own = coordinates["pipefusion"], None if heads is None else own_heads(heads, plan, coordinates)
+        shared = own_share(plan, "ulysses", coordinates) if plan.ulysses > 1 else None
+        start, stop = own_share(plan, "sequence", coordinates)
         parts.append(
             RankPart(
                 rank,
                 coordinates,
-                (batch, ways),
-                fraction(batch, ways, axis_shares(plan, BATCH_AXES, coordinates)),
-                (stage, plan.pipefusion),
-                None if stages is None else stages[stage],
-                own,
-                token_spans(plan, coordinates),
-                head_share(heads, own, plan, coordinates),
+                share=(coordinates["batch"], ways),
+                rows=own_share(plan, "batch", coordinates),
+                stage=(stage, plan.pipefusion),
+                blocks=None if stages is None else stages[stage],
+                heads=own,
+                # Each patch is split over the whole sequence axis by itself.
+                tokens=tuple(((patch + start) / patches, (patch + stop) / patches) for patch in range(patches)),
+                head_share=(own.start / heads, own.stop / heads) if shared and heads and own is not None else shared,
             )
         )
     return parts
@@ -74,8 +78,8 @@ def coordinates_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
     """Returns the coordinates of each rank: its index on every axis, including the joint ones."""
     degrees, found = plan.degrees(), []
     for indices in itertools.product(*map(range, degrees.values())):
-        coordinates = dict(zip(degrees, indices, strict=True))
-        found.append(coordinates | {name: joint_index(axes, degrees, coordinates) for name, axes in JOINT_AXES.items()})
+        own = dict(zip(degrees, indices, strict=True))
+        found.append(own | {name: own[row] * degrees[each] + own[each] for name, (row, each) in JOINT_AXES.items()})
     return found
 
 
@@ -88,8 +92,8 @@ def rows_along(plan: ParallelPlan, *names: str) -> list[list[int]]:
     return list(rows.values())
 
 
-def axis_shares(plan: ParallelPlan, axes: Sequence[str], coordinates: Mapping[str, int]) -> tuple[float, ...]:
-    """Returns the relative speed of each index on these axes taken as one, for a rank with these coordinates.
+def axis_shares(plan: ParallelPlan, name: str, coordinates: Mapping[str, int]) -> tuple[float, ...]:
+    """Returns the relative speed of each index on an axis of the mesh, for a rank with these coordinates.
 
     Empty if all are alike. The speed of an index is the sum over its ranks. Axes that split weights sum over all groups
     that share the batch; other axes sum over this rank's group only. So all groups have the same stages, and all stages
@@ -97,81 +101,53 @@ def axis_shares(plan: ParallelPlan, axes: Sequence[str], coordinates: Mapping[st
     """
     if not plan.speeds:
         return ()
-    fixed = [] if set(axes) <= set(STAGE_AXES) else [axis for axis in BATCH_AXES if axis not in axes]
-    behind: list[list[float]] = [[] for _ in range(plan.ways(axes))]
+    fixed = [] if name in STAGE_AXES else [axis for axis in BATCH_AXES if axis not in MESH_AXES[name]]
+    behind: list[list[float]] = [[] for _ in range(plan.ways(MESH_AXES[name]))]
     for speed, others in zip(plan.speeds, coordinates_of_ranks(plan), strict=True):
         if all(others[axis] == coordinates[axis] for axis in fixed):
-            behind[joint_index(axes, plan.degrees(), others)].append(speed)
+            behind[others[name]].append(speed)
     shares = tuple(map(math.fsum, behind))
     return shares if len(set(shares)) > 1 else ()
 
 
-def largest_share(plan: ParallelPlan, axes: Sequence[str]) -> float:
-    """Returns the largest share that a rank gets of what these axes split, as a fraction."""
-    found = [
-        axis_shares(plan, axes, coordinates) for coordinates in (coordinates_of_ranks(plan) if plan.speeds else ())
-    ]
-    return max((max(shares) / sum(shares) for shares in found if shares), default=1 / plan.ways(axes))
+def largest_share(plan: ParallelPlan, name: str) -> float:
+    """Returns the largest share that a rank gets of what an axis splits, as a fraction."""
+    found = (axis_shares(plan, name, own) for own in (coordinates_of_ranks(plan) if plan.speeds else ()))
+    return max((max(shares) / sum(shares) for shares in found if shares), default=1 / plan.ways(MESH_AXES[name]))
+
+
+def own_share(plan: ParallelPlan, name: str, coordinates: Mapping[str, int]) -> Share:
+    """Returns what a rank at these coordinates gets of what an axis splits."""
+    index, shares = coordinates[name], axis_shares(plan, name, coordinates)
+    ends = [0, *itertools.accumulate(shares or (1,) * plan.ways(MESH_AXES[name]))]
+    return ends[index] / ends[-1], ends[index + 1] / ends[-1]
 
 
 def own_heads(heads: int, plan: ParallelPlan, coordinates: Mapping[str, int]) -> range:
     """Returns the heads that a rank at these coordinates computes in attention."""
-    return shard_range(heads, coordinates["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), coordinates))
-
-
-def head_share(
-    heads: int | None, own: range | None, plan: ParallelPlan, coordinates: Mapping[str, int]
-) -> Share | None:
-    """Returns a rank's heads as fractions; approximate if their number is unknown. None if it has all."""
-    if plan.ulysses == 1:
-        return None
-    if heads and own is not None:
-        return own.start / heads, own.stop / heads
-    return fraction(coordinates["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), coordinates))
-
-
-def joint_index(axes: Iterable[str], degrees: Mapping[str, int], coordinates: Mapping[str, int]) -> int:
-    """Returns a rank's index on these axes taken as one; the first axis is the outermost."""
-    index = 0
-    for axis in axes:
-        index = index * degrees[axis] + coordinates[axis]
-    return index
+    return shard_range(heads, coordinates["ulysses"], plan.ulysses, axis_shares(plan, "ulysses", coordinates))
 
 
 def largest_rows(plan: ParallelPlan, rows: int) -> int:
     """Returns the most rows of a batch that a group gets."""
-    return max(shard_sizes(rows, plan.ways(BATCH_AXES), axis_shares(plan, BATCH_AXES, {})))
-
-
-def fraction(index: int, ways: int, shares: Sequence[float] = ()) -> Share:
-    """Returns one of `ways` parts as (start, stop). shares: relative sizes of the parts; equal if empty."""
-    ends = [0, *itertools.accumulate(shares or (1,) * ways)]
-    return ends[index] / ends[-1], ends[index + 1] / ends[-1]
+    return max(shard_sizes(rows, plan.ways(BATCH_AXES), axis_shares(plan, "batch", {})))
 
 
 def same_weights(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Whether every rank of the other plan holds the same weights under both."""
-    if plan.world_size < other.world_size or any(getattr(plan, a) != getattr(other, a) for a in STAGE_AXES):
+    if plan.world_size < other.world_size or plan.pipefusion != other.pipefusion:
         return False
     if plan.pipefusion > 1 and stage_rule(plan) != stage_rule(other):
         return False
-    pairs = zip(
-        coordinates_of_ranks(plan), coordinates_of_ranks(other), strict=False
-    )  # the other plan may have fewer ranks
-    return all(one[axis] == two[axis] for one, two in pairs for axis in STAGE_AXES)
-
-
-def token_spans(plan: ParallelPlan, coordinates: Mapping[str, int]) -> tuple[Share, ...]:
-    """Returns the token spans at these coordinates: each patch is split over the whole sequence axis by itself."""
-    start, stop = fraction(coordinates["sequence"], plan.token_ways, axis_shares(plan, TOKEN_AXES, coordinates))
-    patches = plan.patch_count
-    return tuple(((patch + start) / patches, (patch + stop) / patches) for patch in range(patches))
+    stages, others = ([own["pipefusion"] for own in coordinates_of_ranks(each)] for each in (plan, other))
+    return stages[: len(others)] == others
 
 
 def stage_rule(plan: ParallelPlan) -> tuple[bool, tuple[float, ...]]:
     """Returns what decides the blocks of stages, beside the model: whether they go by time, and the stages' speeds."""
-    shares = axis_shares(plan, STAGE_AXES, {})
-    return plan.stages_by_time, tuple(share / max(shares) for share in shares)
+    shares = axis_shares(plan, "pipefusion", {})
+    by_time = bool(plan.speeds) or plan.balance != MEMORY  # stages that share by speed are never balanced by memory
+    return by_time, tuple(share / max(shares) for share in shares)
 
 
 def stages_of(plan: ParallelPlan, sizes: Sequence[int]) -> list[range]:
@@ -195,33 +171,23 @@ def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()
     def weight(stage: range) -> int:
         return ends[stage.stop] - ends[stage.start]
 
-    def cost(stage: range, index: int) -> float:
-        """The sum of these costs is smallest when the stages' weights are in proportion to their speeds."""
-        return weight(stage) ** 2 / shares[index] if shares else weight(stage) ** 2
+    def cuts(start: int, stages: int) -> Iterator[Cut]:
+        """Cuts the blocks from `start` on into the last `stages` stages: in each way for the first of them, and in the
+        best for the others. The sum of the costs is smallest when weights are in proportion to the stages' speeds."""
+        for stop in range(start + 1, len(sizes) - stages + 2) if stages > 1 else [len(sizes)]:
+            first, (rest, following) = range(start, stop), best(stop, stages - 1)
+            cost = weight(first) ** 2 / shares[degree - stages] if shares else weight(first) ** 2
+            yield cost + rest, (first, *following)
 
     @functools.cache
-    def evenest(start: int, stages: int) -> tuple[float, tuple[range, ...]]:
-        """Splits the blocks from `start` on over the last `stages` stages. Returns the least cost, and the stages."""
-        if stages == 1:
-            last = range(start, len(sizes))
-            return cost(last, degree - 1), (last,)
-        cuts = []
-        for stop in range(start + 1, len(sizes) - stages + 2):
-            rest, following = evenest(stop, stages - 1)
-            cuts.append((cost(range(start, stop), degree - stages) + rest, (range(start, stop), *following)))
-        return min(cuts, key=lambda cut: cut[0])
+    def best(start: int, stages: int) -> Cut:
+        return min(cuts(start, stages), key=itemgetter(0)) if stages else (0, ())
 
-    if degree == 1:
-        return [range(len(sizes))]
-    if shares:
-        return [*evenest(0, degree)[1]]
-    found = []
-    for stop in range(1, len(sizes) - degree + 2):
-        first = range(stop)
-        squares, others = evenest(stop, degree - 1)
-        is_lightest = all(weight(first) <= weight(other) for other in others)
-        found.append((not is_lightest, weight(first) ** 2 + squares, [first, *others]))
-    return min(found, key=lambda cut: cut[:2])[2]
+    def order(cut: Cut) -> tuple[bool, float]:
+        cost, (first, *others) = cut
+        return not shares and any(weight(first) > weight(other) for other in others), cost
+
+    return [*min(cuts(0, degree), key=order)[1]]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,7 +195,7 @@ def split_sizes(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     """Splits a dim of this size in proportion to these shares, by the largest-remainder method.
 
     Each part is rounded down; the parts with the largest remainders get one more, the first ones among equals. The
-    arithmetic is exact, so all ranks get the same result. For equal shares the result is that of `shard_sizes`.
+    arithmetic is exact, so all ranks get the same result.
     """
     exact = [Fraction(share) for share in shares]
     whole = sum(exact)
@@ -242,10 +208,8 @@ def split_sizes(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def shard_sizes(size: int, degree: int, shares: tuple[float, ...] = ()) -> list[int]:
-    """Splits a dim of this size over an axis of this degree: evenly, or by shares as `split_sizes` does."""
-    if shares:
-        return [*split_sizes(size, shares)]
-    return [size // degree + (index < size % degree) for index in range(degree)]
+    """Splits a dim of this size over an axis of this degree: evenly, or by shares."""
+    return [*split_sizes(size, shares or (1.0,) * degree)]
 
 
 def shard_range(size: int, index: int, degree: int, shares: tuple[float, ...] = ()) -> range:
