@@ -19,27 +19,19 @@ Message = tuple[torch.Tensor, int]  # with the index of the other rank on an axi
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
     """Returns the whole tensor, of `size` along `dim`, on every rank.
 
-    An all-gather takes the same length from each rank. If shares differ by more than one, padding would be sent as
-    well; then an all-to-all is used, in which each rank sends the same to all others.
+    An all-gather takes the same length from each rank, so shorter shares are padded. The ranks with the longest send no
+    more than they would otherwise, and the others wait for them.
     """
     if axis.degree == 1 or not size:
         return local
-    sizes = axis.sizes(size)
+    sizes, send = axis.sizes(size), local.movedim(dim, 0).contiguous()
     longest = max(sizes)
-    local, is_padded = local.movedim(dim, 0), longest - min(sizes) <= 1
-    if is_padded:
-        send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
-        if len(local) < longest:
-            send[: len(local)] = local
-        received = send.new_empty((axis.degree * longest, *send.shape[1:]))
-        with axis.timeline.communication("all_gather"):
-            getattr(dist, ALL_GATHER)(received, send, group=axis.group)
-    else:
-        send = local.contiguous().repeat(axis.degree, *(1 for _ in local.shape[1:]))
-        received = local.new_empty((size, *local.shape[1:]))
-        with axis.timeline.communication("all_to_all"):
-            dist.all_to_all_single(received, send, sizes, [len(local)] * axis.degree, group=axis.group)
-    if not is_padded or min(sizes) == longest:
+    if len(send) < longest:
+        send = torch.cat((send, send.new_zeros((longest - len(send), *send.shape[1:]))))
+    received = send.new_empty((axis.degree * longest, *send.shape[1:]))
+    with axis.timeline.communication("all_gather"):
+        getattr(dist, ALL_GATHER)(received, send, group=axis.group)
+    if min(sizes) == longest:
         return received.movedim(0, dim)
     shares = received.split(longest)
     return torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)]).movedim(0, dim)
