@@ -34,7 +34,8 @@ class PipelineVAE:
         self.kind = check_vae(vae)
         self.vae = vae
         self.bands = RowBands(axis)
-        self.scale = rows_of_a_latent(vae)
+        known = getattr(vae, "spatial_compression_ratio", None)
+        self.scale = known or 2 ** (len(vae.config.block_out_channels) - 1)  # rows of a picture for one of its latent
         for module in vae.modules():
             for name, function in self.kind.replaced.get(type(module).__name__, {}).items():
                 hooks.replace(module, name, partial(function, module, self.bands))
@@ -93,9 +94,3 @@ def check_tiling(vae: Any) -> None:
             f"This {type(vae).__name__} is tiled. Its tiles differ from a whole picture, and cannot be split.",
             "Call pipeline.vae.disable_tiling(). A rank only needs memory for its own rows.",
         )
-
-
-def rows_of_a_latent(vae: Any) -> int:
-    """Returns how many rows of a picture are one row of its latent."""
-    known = getattr(vae, "spatial_compression_ratio", None)
-    return known or 2 ** (len(vae.config.block_out_channels) - 1)

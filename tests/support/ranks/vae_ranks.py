@@ -9,7 +9,7 @@ from parallel_backend.groups.collectives import collect
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.hooks import Hooks
 from parallel_backend.seams.bands.norm import band_group_norm
-from parallel_backend.vae import replaced
+from parallel_backend.vae import diffusers_classes
 from parallel_backend.vae.pipeline import PipelineVAE
 from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
 from tests.support.cases.vaes.vae_cases import BF16, CASES, norm_input
@@ -48,6 +48,6 @@ def results_of(axis: Axis) -> dict[str, torch.Tensor]:
 
 
 def on_ranks() -> tuple[None, dict[str, torch.Tensor]]:
-    replaced.LARGEST = PART
+    diffusers_classes.LARGEST = PART
     results = results_of(Axis(dist.group.WORLD, dist.get_world_size(), dist.get_rank()))
     return None, {} if dist.get_rank() else results
