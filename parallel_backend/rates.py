@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+import timeit
 from collections.abc import Callable
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -83,12 +84,12 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
         torch.ones(1, amounts.heads, amounts.tokens, HEAD_DIM, dtype=dtype, device=device) for _ in "qkv"
     )
     token = tokens[:1, :TINY]
-    operation = usual(lambda: [token + token for _ in range(TINY_TIMES)], device) / TINY_TIMES
-    attention = usual(lambda: F.scaled_dot_product_attention(query, key, value), device)
+    operation = median(time_runs(lambda: [token + token for _ in range(TINY_TIMES)], device)) / TINY_TIMES
+    attention = median(time_runs(lambda: F.scaled_dot_product_attention(query, key, value), device))
     return {
-        "linear": 2 * side**3 / usual(lambda: F.linear(given, weight, bias), device),
+        "linear": 2 * side**3 / median(time_runs(lambda: F.linear(given, weight, bias), device)),
         "attention": 4 * amounts.tokens**2 * amounts.heads * HEAD_DIM / attention,
-        "memory": 9 * amounts.repeats * tokens.nbytes / usual(move, device),
+        "memory": 9 * amounts.repeats * tokens.nbytes / median(time_runs(move, device)),
         "operation": max(LEAST_SECONDS, operation),
     }
 
@@ -101,7 +102,8 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts, fastest: float)
     """
     found = {}
     for kind in ("all_to_all", "all_gather", "send"):
-        waits, seconds = (quickest(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
+        runs = (time_runs(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
+        waits, seconds = map(min, runs)
         least = (amounts.sent - amounts.few) / fastest
         found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, least), max(LEAST_SECONDS, waits))
     return found
@@ -125,7 +127,7 @@ def exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable
 
 def peer_rate(axis: Axis, device: torch.device) -> int:
     """Measures the bytes a second that this rank receives from the others of an axis."""
-    return int(MEASURED / quickest(exchange("all_gather", MEASURED, axis, device), device))
+    return int(MEASURED / min(time_runs(exchange("all_gather", MEASURED, axis, device), device)))
 
 
 def host_rate(device: torch.device) -> int:
@@ -133,26 +135,14 @@ def host_rate(device: torch.device) -> int:
     memory = torch.zeros(MEASURED, dtype=torch.uint8)
     pin_now(memory, device)
     target, copy = torch.empty_like(memory, device=device), copier(device)
-    return int(MEASURED / quickest(lambda: copy(target, memory)(), device))
-
-
-def quickest(action: Callable[[], Any], device: torch.device) -> float:
-    """Returns the seconds of the quickest run of a few."""
-    return min(time_runs(action, device))
-
-
-def usual(action: Callable[[], Any], device: torch.device) -> float:
-    """Returns the median seconds of a few runs."""
-    return statistics.median(time_runs(action, device))
+    return int(MEASURED / min(time_runs(lambda: copy(target, memory)(), device)))
 
 
 def time_runs(action: Callable[[], Any], device: torch.device) -> list[float]:
     """Returns the seconds of a few runs. The first run is not counted."""
-    seconds = []
-    for _ in range(1 + TIMES):
+
+    def read_clock() -> float:
         synchronise(device)
-        start = time.perf_counter()
-        action()
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
-    return seconds[1:]
+        return time.perf_counter()
+
+    return timeit.repeat(action, timer=read_clock, repeat=1 + TIMES, number=1)[1:]
