@@ -96,28 +96,22 @@ def collect_calls(
 
     outputs: of this group's parts, in order, on the device.
     """
-    own = iter(outputs)
-    rows = [part.rows.own_size(calls[part.call].size) for part in parts]
-    # A description goes before each output, but not of the first call if the first group runs a part of that call: then
-    # it knows the form.
-    kinds = [
-        (own_rows, *calls[part.call].kind) if part.call or parts[0].group else None
-        for part, own_rows in zip(parts, rows, strict=True)
-    ]
-    if axis.index:
-        for part, kind in zip(parts, kinds, strict=True):
-            if part.group == axis.index:
-                send_output(next(own), axis, forms, kind)
-        return None
-    found: list[list[Output]] = [[] for _ in calls]
-    for part, own_rows, kind in zip(parts, rows, kinds, strict=True):
-        if not part.group:
+    own, found = iter(outputs), [list[Output]() for _ in calls]
+    for part in parts:
+        call = calls[part.call]
+        own_rows = part.rows.own_size(call.size)
+        # A description goes before each output, but not of the first call if the first group runs a part of that call:
+        # then it knows the form.
+        kind = (own_rows, *call.kind) if part.call or parts[0].group else None
+        if part.group == axis.index:
             found[part.call].append(next(own))
-        elif kind is None:
+            if axis.index:
+                send_output(found[part.call].pop(), axis, forms, kind)
+        elif not axis.index and kind is None:
             found[part.call].append(receive_like(outputs[0], own_rows, part.group, axis))
-        else:
+        elif not axis.index:
             found[part.call].append(receive_output(part.group, axis, device, forms, kind))
-    return [_join(each) for each in found]
+    return None if axis.index else [_join(each) for each in found]
 
 
 def _join(parts: Sequence[Output]) -> Output:

@@ -33,10 +33,10 @@ def shake_hands(group: dist.ProcessGroup, device: torch.device, each: Communicat
             f"The devices of the ranks {', '.join(map(str, each.ranks))} cannot exchange data (this one is rank "
             f"{dist.get_rank()}'s, {name_of(device)}): {error}"
         )
+        advice = "Check whether a firewall blocks the connections between the ranks."
         if variable := THROUGH_THE_HOST.get(device.type):
             advice = f"Start ComfyUI with {variable} in its environment: these GPUs may not reach one another directly."
-            raise GroupError(cause, advice) from error
-        raise GroupError(cause, "Check whether a firewall blocks the connections between the ranks.") from error
+        raise GroupError(cause, advice) from error
 
 
 def start_exchanges(group: dist.ProcessGroup, device: torch.device, each: Communicator) -> list[dist.Work]:

@@ -123,14 +123,13 @@ def start_distributed(
     rendezvous: dict[str, Any] = {}
     if store:
         rendezvous = {"store": store, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    if kind == CPU:
-        dist.init_process_group(group_backends(kind), **rendezvous)
-        return torch.device(kind)
-    ranks, most = int(os.environ["LOCAL_WORLD_SIZE"]), len(gpus) or count(kind)
-    if ranks > most:
-        raise PlanError(f"{ranks} ranks were started for {most} GPUs.", f"Start --nproc-per-node={most} or fewer.")
-    device = select(kind, int(os.environ["LOCAL_RANK"]), gpus)
-    dist.init_process_group(group_backends(kind), device_id=device, **rendezvous)
+    device = torch.device(kind)
+    if kind != CPU:
+        ranks, most = int(os.environ["LOCAL_WORLD_SIZE"]), len(gpus) or count(kind)
+        if ranks > most:
+            raise PlanError(f"{ranks} ranks were started for {most} GPUs.", f"Start --nproc-per-node={most} or fewer.")
+        rendezvous["device_id"] = device = select(kind, int(os.environ["LOCAL_RANK"]), gpus)
+    dist.init_process_group(group_backends(kind), **rendezvous)
     return device
 
 
