@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat import list_tensors, version_of
+from ..compat import list_tensors, tree_map_only, version_of
 from ..seams.kept import is_equal
 from .agreement import all_agree
 from .arguments import TIMESTEP, ModelCall
@@ -30,7 +30,7 @@ class Made(NamedTuple):
 
     @classmethod
     def of(cls, call: ModelCall) -> Made:
-        return cls(call, {name: copy_of(value) for name, value in call.changing.items()}, versions_of(call))
+        return cls(call, tree_map_only(torch.Tensor, torch.clone, call.changing), versions_of(call))
 
     def has_inputs_of(self, call: ModelCall) -> bool:
         """Whether another call has the same latents and timestep."""
@@ -110,12 +110,6 @@ class CallsAhead:
         """Keeps the predictions of calls that were made ahead."""
         self.expected = [(Made.of(call), each) for call, each in zip(calls, predictions, strict=True)]
         self.is_useful = self.is_useful or bool(calls)
-
-
-def copy_of(value: Any) -> Any:
-    if torch.is_tensor(value):
-        return value.clone()
-    return list(map(copy_of, value)) if isinstance(value, list) else value
 
 
 def same(one: Any, other: Any) -> bool:

@@ -15,7 +15,8 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from ..compat import CALL
 from ..diffusers_model import DiffusersModel
-from ..groups.calls import NUMBERS, Part, allocate_output, describe_output
+from ..groups.calls import Part, allocate_output, describe_output
+from ..groups.collectives import gather_json
 from ..hooks import Hooks
 from ..seams.forward import Forward
 from .ahead import CallsAhead
@@ -37,7 +38,6 @@ class PipelineTransformer:
         self.forms: dict[tuple, list[int]] = {}  # of predictions
         self.ahead = CallsAhead(plan.cfg)
         self.timesteps: Any = None
-        self.is_inside = False  # whether this object calls the model
         self.is_told = False  # whether it was said that the calls do not run side by side
         transformer.pipeline.rises = None
         self.plain = getattr(transformer.model, CALL)
@@ -46,8 +46,6 @@ class PipelineTransformer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the prediction for all rows, on every rank, in the form that the caller asked for. Raises
         RequestError, on every rank alike."""
-        if self.is_inside:
-            return self.plain(*args, **kwargs)
         self.notice_sampling()
         call = self.arguments.read(args, kwargs)
         sample = self.ahead.take(call)
@@ -84,11 +82,14 @@ class PipelineTransformer:
 
         def run_part(part: Part, forward: Forward) -> torch.Tensor | None:
             output = transformer.run((), self.arguments.cut(calls[part.call], part.rows), forward)
-            return None if output is None else sample_of(output)
+            if output is None:
+                return None
+            rows = output[0]  # some classes return a list
+            return rows if torch.is_tensor(rows) else torch.stack(list(rows))
 
         transformer.pipeline.done = getattr(self.scheduler, "step_index", None) or 0
         with Hooks() as hooks, transformer.compiling(1 if self.timesteps is None else len(self.timesteps)):
-            hooks.replace(self, "is_inside", True)
+            hooks.replace(transformer.model, CALL, self.plain)
             outputs, parts = transformer.run_parts([call.for_step() for call in calls], run_part)
         if mesh["batch"].degree * mesh["pipefusion"].degree == 1:  # every rank has all
             return outputs
@@ -100,9 +101,7 @@ class PipelineTransformer:
         for index, call in enumerate(calls):
             kind = call.size, *call.kind
             if kind not in self.forms:
-                numbers = torch.tensor(describe_output(found[index]) if found else [0] * NUMBERS, device=device)
-                dist.broadcast(numbers, 0)
-                self.forms[kind] = numbers.tolist()
+                self.forms[kind] = gather_json(describe_output(found[index]) if found else None, None)[0]
             own: Any = found[index].contiguous() if found else allocate_output(self.forms[kind], device)
             dist.broadcast(own, 0)
             spread.append(own)
@@ -118,8 +117,3 @@ class PipelineTransformer:
                 type(self.pipeline).__name__,
                 self.ahead.why,
             )
-
-
-def sample_of(output: Any) -> torch.Tensor:
-    """Returns the rows of a prediction, of which some classes return a list."""
-    return output[0] if torch.is_tensor(output[0]) else torch.stack(list(output[0]))
