@@ -15,7 +15,7 @@ from ..errors import PlanError
 from ..models.checks import attention_sizes_of, check_module, list_spec_mismatches
 from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan
-from .choose import PlanCheck, list_plans
+from .choose import list_plans
 from .forward import Work
 
 IDLE_REQUESTS = 2
@@ -41,16 +41,9 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
     All other plans use every device: another count would need a new process group.
     """
     tokens = shareable(model)
-    heads = attention_sizes_of(model, tokens).heads if tokens else 1
-    found = list_plans(devices, work.parts, checks_of(model, work), branches=work.has_branches, heads=heads)
-    return found or [ParallelPlan()]
-
-
-def checks_of(model: torch.nn.Module, work: Work) -> PlanCheck:
-    """Returns what raises PlanError if the model or the work does not allow a plan."""
-    tokens = shareable(model)
 
     def check(plan: ParallelPlan) -> None:
+        """Raises PlanError if the model or the work does not allow a plan."""
         cuts_rows = not work.splits_rows and work.parallel_calls % plan.ways(BATCH_AXES)
         if cuts_rows or plan.token_ways > 1 and not work.splits_tokens:
             raise PlanError("A node's function needs them together.")
@@ -58,7 +51,9 @@ def checks_of(model: torch.nn.Module, work: Work) -> PlanCheck:
             raise PlanError("What sharing a picture in bands costs is unknown.")
         check_module(plan, model)
 
-    return check
+    heads = attention_sizes_of(model, tokens).heads if tokens else 1
+    found = list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads)
+    return found or [ParallelPlan()]
 
 
 class PlanOfRun:

@@ -6,11 +6,10 @@ attention, as torch's flop counter does. Bytes count what all other operations r
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -211,23 +210,6 @@ def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any
     return torch.nn.functional.linear(given, weight, bias)
 
 
-@contextlib.contextmanager
-def count_operations(model: torch.nn.Module, blocks: Mapping[torch.nn.Module, int | None]) -> Iterator[Tally]:
-    """Counts what runs of the model while entered. These blocks are counted separately; the values: see
-    `count_returned`."""
-    tally = Tally()
-    with _counting, Hooks() as hooks:
-        for layer in model.modules():
-            if isinstance(layer, torch.nn.Linear):
-                hooks.replace(layer, "forward", functools.partial(plain_linear, layer))
-        for block, returned in blocks.items():
-            kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
-            hooks.replace(block, "forward", functools.partial(tally.run_block, block.forward, kind, returned))
-        for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
-            hooks.enter_context(mode)
-        yield tally
-
-
 def count_returned(blocks: BlockList) -> int | None:
     """Returns how many of the values that a block returns have tokens, if others follow; else None, for all."""
     returns = blocks.returns
@@ -249,8 +231,19 @@ def count_forward(
     bands = spec.bands if spec and not spec.unshared else None
     lists = spec.blocks if spec and not bands else ()
     blocks = {block: count_returned(each) for each in lists for block in modules_at(model, each.path)}
+    if bands:
+        blocks = {model.get_submodule(path.rpartition(".")[0]): None for path in bands.attention_paths(model)}
     heads, _, kv_heads = attention_sizes_of(model, spec) if spec and spec.attends else (1, 0, None)
-    with count_operations(model, dict.fromkeys(bands.attending_blocks(model)) if bands else blocks) as tally:
+    tally = Tally()
+    with _counting, Hooks() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                hooks.replace(layer, "forward", functools.partial(plain_linear, layer))
+        for block, returned in blocks.items():
+            kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
+            hooks.replace(block, "forward", functools.partial(tally.run_block, block.forward, kind, returned))
+        for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
+            hooks.enter_context(mode)
         result = run()
     result_bytes = sum(each.nbytes for each in list_tensors(getattr(result, "sample", result)))
     blocks_cost, rest = (

@@ -92,10 +92,6 @@ class Bands:
             if own and not getattr(block, self.attends_to_text) and not {*path.split(".")} & {*self.over_time}
         ]
 
-    def attending_blocks(self, model: torch.nn.Module) -> list[torch.nn.Module]:
-        """Returns the modules that have these."""
-        return [model.get_submodule(path.rpartition(".")[0]) for path in self.attention_paths(model)]
-
     def attention_sizes(self, model: torch.nn.Module) -> tuple[int, int]:
         """Returns the least number of heads, and the head dim that the fewest kernels take."""
         modules: list[Any] = [model.get_submodule(path) for path in self.attention_paths(model)]
