@@ -105,15 +105,14 @@ class FlatBlock:
                 part.data = part.data.clone()
 
 
-def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of the same class on the same memory. It stays there when the parameter gets other memory."""
-    return rebuild_tensor(tensor, iter([part.detach() for part in list_plain_tensors(tensor)]))
-
-
 def aliases(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Returns new tensors, by name, with the data of these parameters. They keep the data when a parameter's data is
-    set."""
-    return {name: alias(parameter) for name, parameter in model.named_parameters() if name in names}
+    """Returns new tensors of the same classes, by name, on the memory of these parameters. They stay there when a
+    parameter gets other memory."""
+    return {
+        name: rebuild_tensor(parameter, iter([part.detach() for part in list_plain_tensors(parameter)]))
+        for name, parameter in model.named_parameters()
+        if name in names
+    }
 
 
 def rebuild_tensor(tensor: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:

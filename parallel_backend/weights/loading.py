@@ -83,29 +83,24 @@ def read_tensors(source: ModelSource, wanted: dict[str, torch.Size]) -> dict[str
     Raises ModelFileError if a tensor is missing or has another shape.
     """
     tensors: dict[str, torch.Tensor] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
     for path in source.files:
         try:
             with safe_open(path, framework="pt") as file:
-                stored = set(file.keys())
-                for name in (name for name in wanted if name in stored):
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
-                    if shapes[name] == wanted[name]:
-                        tensors[name] = file.get_tensor(name)
+                tensors |= {name: file.get_tensor(name) for name in file.keys() if name in wanted}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             if is_out_of_memory(error):
                 raise
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}).", "Download it again.") from error
-    missing = [name for name in wanted if name not in shapes]
+    missing = [name for name in wanted if name not in tensors]
     if missing:
         raise ModelFileError(
             f"{len(missing)} of {len(wanted)} weights of {source.model_class} are not in {', '.join(source.files)}, "
             f"the first is {missing[0]}; the file is incomplete or of another model."
         )
-    for name, shape in shapes.items():
-        if shape != wanted[name]:
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name]:
             raise ModelFileError(
-                f"{name} has shape {shape} in the file and {tuple(wanted[name])} by the config; "
+                f"{name} has shape {tuple(tensor.shape)} in the file and {tuple(wanted[name])} by the config; "
                 "config and weights are of different models."
             )
     return tensors
