@@ -159,10 +159,9 @@ class _Run:
 
     def messages(self) -> list[StageMessage]:
         """Lists what this stage receives from the one before: tokens of every forward, or the latents of every step."""
-        if not self.is_first:
-            forwards = [(step, segments) for step in range(self.steps) for segments in self.parts(step)]
-            return [StageMessage(*forward, index) for forward in forwards for index in self.own_passes]
-        return [StageMessage(step, segments) for step in range(self.steps) for segments in self.parts(step)]
+        forwards = [(step, segments) for step in range(self.steps) for segments in self.parts(step)]
+        indices = [0] if self.is_first else self.own_passes
+        return [StageMessage(*forward, index) for forward in forwards for index in indices]
 
     def parts(self, step: int) -> list[list[int]]:
         """Returns the segments that run together in a step: all of them, or each patch alone."""

@@ -62,15 +62,14 @@ class ParallelAttention:
     rank order. Ulysses exchanges the heads in parts, so that attention computes one part while others travel.
     """
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS) -> None:
-        """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
+    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend) -> None:
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         start = self.ring.index * self.ulysses.degree
         self.ranks = range(start, start + self.ulysses.degree)  # of the Ulysses group, on the sequence axis
         self.layout = layout
         self.backend = backend
-        self.parts = parts
+        self.parts = EXCHANGE_PARTS  # the most; fewer if they would be too small
         self.rows = ROWS_OF_CARD if is_accelerator(mesh.device) else ROWS_OF_CPU
 
     def __call__(
@@ -268,7 +267,7 @@ class AttentionSeam:
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
         self.may_replace_name = self.slot.code is NodeCode.NONE or is_untraced
         if self.may_replace_name:
-            self.hooks.replace(F, NAME, self.attend_by_name if self.attends_by_name else self.count_by_name)
+            self.hooks.replace(F, NAME, self.attend_by_name)
         if not (self.may_replace_name and self.attends_by_name):
             self.hooks.enter_context(ReplaceFunction(plain_attention, self.attend_in_mode))
 
@@ -283,13 +282,11 @@ class AttentionSeam:
         if output is not None and not self.calls:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
-    def count_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.calls_by_name += 1
-        return plain_attention(*args, **kwargs)  # the mode redirects it
-
     def attend_by_name(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.calls_by_name += 1
-        return self.redirect(self.attend, args, kwargs)
+        if self.attends_by_name:
+            return self.redirect(self.attend, args, kwargs)
+        return plain_attention(*args, **kwargs)  # the mode redirects it
 
     def attend_in_mode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.redirect(self.attend_untraced if is_traced() else self.attend, args, kwargs)

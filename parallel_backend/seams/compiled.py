@@ -109,11 +109,11 @@ def needed(entries: Iterable[Any]) -> list[bool]:
     distinguishes hooks by their numbers, although one graph fits all of them.
     """
     return [
-        ALWAYS_CALLED not in entry.name and (ALWAYS_WHOLE not in entry.name or reads_plain_option(entry))
+        ALWAYS_CALLED not in entry.name
+        and (
+            ALWAYS_WHOLE not in entry.name
+            or entry.guard_type in ON_PRESENCE
+            or (entry.has_value and isinstance(entry.value, PLAIN))
+        )
         for entry in entries
     ]
-
-
-def reads_plain_option(entry: Any) -> bool:
-    """Whether a guard on an option is on a plain value, or on whether the option is there."""
-    return entry.guard_type in ON_PRESENCE or (entry.has_value and isinstance(entry.value, PLAIN))

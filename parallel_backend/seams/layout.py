@@ -91,7 +91,7 @@ class TokenLayout:
     def learn(self, streams: Names, length: int, said: Said = SPEC) -> None:
         """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
         if that contradicts what is known, and for an image that cannot be split into patches."""
-        known, segments = self.forward.known, self.forward.segments
+        known, segments, patches = self.forward.known, self.forward.segments, self.slot.patches
         if known.get((TokenLayout.learn, streams)) == length:
             return
         unknown = [name for name in streams if name not in segments]
@@ -103,19 +103,15 @@ class TokenLayout:
                 "Correct its streams, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
             )
         for name in unknown:
-            segments[name] = self.segments_of(name, rest)
-            if name == self.image and self.slot.patches > 1 and self.forward.image_tokens not in (None, rest):
+            # The image's segments are equal, and all else is in the first one.
+            segments[name] = shard_sizes(rest, patches) if name == self.image else [rest, *[0] * (patches - 1)]
+            if name == self.image and patches > 1 and self.forward.image_tokens not in (None, rest):
                 raise RequestError(
                     f"PipeFusion's patches need the image's {self.forward.image_tokens} tokens alone, but here they "
                     f"come with reference images or padding, {rest} tokens in all.",
                     "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion.",
                 )
         known[TokenLayout.learn, streams] = length
-
-    def segments_of(self, stream: str, length: int) -> list[int]:
-        """Returns the lengths of a stream's segments: the image's are equal, and the rest goes to the first one."""
-        patches = self.slot.patches
-        return shard_sizes(length, patches) if stream == self.image else [length, *[0] * (patches - 1)]
 
     @once_a_forward
     def total(self, streams: Names) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...compat import version_of, without_function_modes
+from ...compat import tree_map_only, version_of, without_function_modes
 from ...models.bands import Bands, Place
 from .layout import RowLayout
 from .rows import ROWS
@@ -29,7 +29,7 @@ class WholePicture:
         found = dict(options)
         for part, places in self.spec.places.items():
             found[part] = {
-                name: map_functions(partial(self.wrap, place=places.get(name)), functions)
+                name: tree_map_only(object, partial(self.wrap, place=places.get(name)), functions)
                 for name, functions in options.get(part, {}).items()
             }
         return found
@@ -79,10 +79,3 @@ class WholePicture:
         rows, width = shape[ROWS:]
         level = self.layout.levels[int(self.layout.stream_of(rows * width))]
         return [*shape[:ROWS], level.height, level.width]
-
-
-def map_functions(change: Callable[[Any], Any], functions: Any) -> Any:
-    """Changes each function of a list, or of a dict."""
-    if isinstance(functions, Mapping):
-        return {key: change(each) for key, each in functions.items()}
-    return [change(each) for each in functions]

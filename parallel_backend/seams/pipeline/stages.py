@@ -184,22 +184,17 @@ class StageLink:
         self.posted = (self.coming.pop(0), work, buffer[:size].view(shape))
         self.slot.buffers["received", self.turn] = buffer
 
-    def send(self, tokens: Sequence[torch.Tensor]) -> None:
-        """Sends local tokens to the next stage, as one message. Raises StageExit."""
-        forward = self.slot.forward
-        self._send(tokens, forward.running)
-        if forward.index == self.last_forward:
-            self.mark_launched(forward.step, forward.running)
-        raise StageExit
-
     def send_before(self, block: StandIn, blocks: BlockList, cut: Callable[[Any, Streams], Any], hooks: Hooks) -> None:
-        """Sends the tokens that the next stage's first block would get. block: its stand-in. cut: makes streams
-        local."""
+        """Sends the tokens that the next stage's first block would get, as one message, and leaves the forward by
+        StageExit. block: its stand-in. cut: makes streams local."""
 
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            values = block.takes.name(args, kwargs)
+            values, forward = block.takes.name(args, kwargs), self.slot.forward
             local = [(cut(values[name], blocks.tokens[name]), blocks.tokens[name]) for name in block.returned]
-            self.send([tensor for tensor, _ in flatten(local)])
+            self._send([tensor for tensor, _ in flatten(local)], forward.running)
+            if forward.index == self.last_forward:
+                self.mark_launched(forward.step, forward.running)
+            raise StageExit
 
         hooks.before(block, leave, with_kwargs=True)
 

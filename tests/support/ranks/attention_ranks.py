@@ -26,8 +26,8 @@ def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
 def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, torch.Tensor]:
     slot = ForwardSlot(patches)
     layout = TokenLayout("hidden_states", mesh["sequence"], slot)
-    attention = ParallelAttention(mesh, layout, backend_named(case.kernel), case.parts)
-    attention.rows = 1
+    attention = ParallelAttention(mesh, layout, backend_named(case.kernel))
+    attention.rows, attention.parts = 1, case.parts
     rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
     results = {}
     for mask_name in MASKS:
@@ -51,8 +51,9 @@ def results_by_step(name: str, case: Case, mesh: Mesh) -> dict[str, torch.Tensor
     """The results of forwards that keep what arrived in those before, the bytes sent, and the bytes kept at last."""
     slot = ForwardSlot(1)
     layout = TokenLayout("hidden_states", mesh["sequence"], slot)
-    attention = ParallelAttention(mesh, layout, backend_named(case.kernel), case.parts)
-    attention.rows, kept, results = 1, Differences(), {}
+    attention = ParallelAttention(mesh, layout, backend_named(case.kernel))
+    attention.rows, attention.parts = 1, case.parts
+    kept, results = Differences(), {}
     for step in range(STEPS):
         with slot.enter(Forward([0], differences=kept)):
             for stream, length in LENGTHS.items():
