@@ -126,11 +126,6 @@ def test_only_the_last_kinds_of_steps_are_kept(pipeline: StepPipeline) -> None:
     assert len(pipeline.kinds) == MOST_KINDS
 
 
-def test_a_new_sampling_begins_whole(pipeline: StepPipeline) -> None:
-    pipeline.forget()
-    assert turns(pipeline, step(700.0)) == WHOLE and not pipeline.why
-
-
 def test_latents_that_cannot_be_cut_into_patches_are_refused(pipeline: StepPipeline) -> None:
     with pytest.raises(RequestError, match="7×6"):
         turns(pipeline, step(700.0, rows=7))

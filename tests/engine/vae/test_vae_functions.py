@@ -13,7 +13,6 @@ from parallel_backend.groups.mesh import Axis
 from parallel_backend.models.bands import BandTraits
 from parallel_backend.seams.bands.functions import CHECK_EVERY, BandFunctions
 from parallel_backend.seams.bands.rows import RowBands
-from parallel_backend.vae.classes import class_of
 from parallel_backend.vae.pipeline import check_vae
 from tests.support.cases.vaes.vae_cases import CASES
 
@@ -78,8 +77,3 @@ def test_a_layer_that_is_not_known_is_refused_by_its_name() -> None:
     vae.decoder.mid_block.resnets[0].conv1 = Blur()
     with pytest.raises(RequestError, match=r"decoder\.mid_block\.resnets\.0\.conv1 is a Blur of .*test_vae_functions"):
         check_vae(vae)
-
-
-def test_a_class_that_is_not_known_is_refused_by_its_name() -> None:
-    with pytest.raises(RequestError, match="class Blur .* cannot be split"):
-        class_of(Blur())
