@@ -30,14 +30,7 @@ TRIED, NEAR = 3, 4 / 3  # how many plans are tried at most, if predicted within 
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
-def list_plans(
-    ranks: int,
-    rows: int,
-    check: PlanCheck = lambda plan: None,
-    *,
-    branches: bool = False,
-    heads: int = 1,
-) -> list[ParallelPlan]:
+def list_plans(ranks: int, rows: int, check: PlanCheck, *, branches: bool, heads: int) -> list[ParallelPlan]:
     """Returns every exact plan that the model allows for these ranks, in the order that is best without predictions.
 
     Plans whose batch groups all have equally many rows come first. Of these, the one with the most groups comes first,
