@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
@@ -37,13 +38,8 @@ def call(model: HostModel, name: str, size: tuple[int, ...], compiled: dict[str,
 
 
 def compare(comfyui: str, backend: str, file: Path) -> dict[str, list]:
-    world, graphs = dist.get_world_size(), []
+    world, counting = dist.get_world_size(), EagerAndRecordGraphs()
     name = file.stem if file.stem in ALL else file.stem.rpartition("-")[0]
-
-    def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
-        """What the backend "eager" does."""
-        graphs.append(graph)
-        return graph.forward
 
     arguments = ("--cpu", "--use-pytorch-cross-attention")
     model_class = ALL[name].module.rpartition(".")[-1]
@@ -55,9 +51,9 @@ def compare(comfyui: str, backend: str, file: Path) -> dict[str, list]:
     errors, counts = [], []
     for size in SIZES:
         right = call(model, name, size, {})
-        before = len(graphs)
+        before = len(counting.graphs)
         compiled = call(model, name, size, settings)
-        counts.append(len(graphs) - before)
+        counts.append(len(counting.graphs) - before)
         errors += [float((one - other).norm() / other.norm()) for one, other in zip(compiled, right, strict=True)]
     return {"errors": errors, "graphs": counts}
 

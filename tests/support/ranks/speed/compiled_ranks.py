@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch._dynamo.testing import EagerAndRecordGraphs
 from torch._dynamo.utils import counters
 
 from parallel_backend.groups.calls import Call
@@ -85,14 +86,7 @@ def on_ranks(cases: list) -> list[dict]:
     for library, name, plans, weights, backend in cases:
         torch.compiler.reset()
         counters.clear()
-        graphs: list[Any] = []
-
-        def counting(graph: torch.fx.GraphModule, _inputs: Any, graphs: list[Any] = graphs) -> Any:
-            """What the backend "eager" does."""
-            graphs.append(graph)
-            return graph.forward
-
-        errors, counts = [], []
+        counting, errors, counts = EagerAndRecordGraphs(), [], []
         bench = None
         for plan in plans:
             mesh = meshes.of(ParallelPlan.from_json(plan))
@@ -106,12 +100,12 @@ def on_ranks(cases: list) -> list[dict]:
             right = [run() for run in bench.runs]
             for run, plain in zip(bench.runs, right, strict=True):
                 with compiled(bench.model, counting if backend == "eager" else backend):
-                    got, before = run(), len(graphs)
+                    got, before = run(), len(counting.graphs)
                 counts.append(before)
                 if plain is not None and got is not None:
                     errors.append(float((got - plain).norm() / plain.norm()))
             if not weights:
                 errors += parked_between(bench, right[-1], counting if backend == "eager" else backend)
-                counts.append(len(graphs))
+                counts.append(len(counting.graphs))
         found.append({"errors": errors, "graphs": counts, "breaks": sum(counters["graph_break"].values())})
     return found
