@@ -14,13 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.ops.prim.device.default
 ALLOCATED = 512  # bytes, of which CUDA's allocator gives multiples
-SEND, RECEIVE, ALL_TO_ALL, ALL_GATHER, ALL_REDUCE = "send", "receive", "all_to_all", "all_gather", "all_reduce"
+SEND, RECEIVE, ALL_TO_ALL, ALL_GATHER = "send", "receive", "all_to_all", "all_gather"
 WEIGHTS = "weights"  # an all-gather of bytes, which rows of weights are
 EXCHANGES = {
     "c10d::alltoall_base_": ALL_TO_ALL,
     "c10d::_allgather_base_": ALL_GATHER,
-    "c10d::allreduce_": ALL_REDUCE,
-    "_c10d_functional::all_reduce": ALL_REDUCE,
     "c10d::send": SEND,
     "c10d::recv_": RECEIVE,
 }
@@ -28,9 +26,8 @@ EXCHANGES = {
 
 def count_sent(func: Any, args: tuple) -> tuple[str, float]:
     """The kind of an operation of torch.distributed, and the bytes that this rank hands to others, where a ring does
-    it: of an all-to-all all but its own rows; of an all-gather over N ranks N - 1 times its share; of an all-reduce
-    2 (N - 1) / N of the tensor; of a message all. Raises KeyError for an operation that the engine is not known to
-    use."""
+    it: of an all-to-all all but its own rows; of an all-gather over N ranks N - 1 times its share; of a message all.
+    Raises KeyError for an operation that the engine is not known to use."""
     kind, group = EXCHANGES[func._schema.name], CollectiveOp.get_process_group(func, args)
     ranks = dist.get_process_group_ranks(group)
     given = args[1] if kind in (ALL_TO_ALL, ALL_GATHER) else args[0]
@@ -40,9 +37,7 @@ def count_sent(func: Any, args: tuple) -> tuple[str, float]:
     if kind == ALL_TO_ALL:
         to = args[4]
         return kind, given.nbytes / max(1, len(given)) * (sum(to) - to[ranks.index(dist.get_rank())])
-    others = len(ranks) - 1
-    times = {SEND: 1, RECEIVE: 0, ALL_GATHER: others, WEIGHTS: others, ALL_REDUCE: 2 * others / len(ranks)}[kind]
-    return kind, given.nbytes * times
+    return kind, given.nbytes * {SEND: 1, RECEIVE: 0}.get(kind, len(ranks) - 1)
 
 
 class Tally(TorchDispatchMode):
