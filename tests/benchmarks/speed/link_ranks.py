@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import statistics
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.bands.rows import Borders, exchange_borders
 from tests.benchmarks.speed.contest import (
     UNLIMITED,
@@ -52,10 +50,8 @@ def exchange_borders_first(*given: Any) -> Callable[[], Borders]:
 @contextmanager
 def without_overlap() -> Iterator[None]:
     """Models that are made while entered compute nothing while they exchange. Border rows have to run so, too."""
-    attention = functools.partial(ParallelAttention, parts=1)
     with (
-        mock.patch("parallel_backend.apply_plan.ParallelAttention", attention),
-        mock.patch("parallel_backend.seams.bands.model.ParallelAttention", attention),
+        mock.patch("parallel_backend.seams.attention.EXCHANGE_PARTS", 1),
         mock.patch("parallel_backend.apply_plan.MlpOverlap", mock.Mock()),
         mock.patch("parallel_backend.seams.bands.functions.exchange_borders", exchange_borders_first),
     ):
