@@ -103,13 +103,15 @@ def collect_calls(
         # A description goes before each output, but not of the first call if the first group runs a part of that call:
         # then it knows the form.
         kind = (own_rows, *call.kind) if part.call or parts[0].group else None
-        if part.group == axis.index:
+        if axis.index and part.group == axis.index:
+            send_output(next(own), axis, forms, kind)
+        elif axis.index:
+            continue
+        elif not part.group:
             found[part.call].append(next(own))
-            if axis.index:
-                send_output(found[part.call].pop(), axis, forms, kind)
-        elif not axis.index and kind is None:
+        elif kind is None:
             found[part.call].append(receive_like(outputs[0], own_rows, part.group, axis))
-        elif not axis.index:
+        else:
             found[part.call].append(receive_output(part.group, axis, device, forms, kind))
     return None if axis.index else [_join(each) for each in found]
 
