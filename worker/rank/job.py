@@ -207,5 +207,5 @@ def describe_model(
         return {"weights": sum(map(os.path.getsize, files))}  # a stage may keep less
     return {
         "weights": max(model.sizes.count_resident_bytes(model.mesh.plan)) if loads else model.resident_bytes,
-        "tokens": count_tokens(model.module.model, latents) if latents else 0,
+        "tokens": count_tokens(model.parallel.model, latents) if latents else 0,
     }

@@ -84,10 +84,10 @@ class Operations:
         here = source if kept else bring_file(job, source, held)
         model = kept or job.all_or_none(lambda: HostModel.build(source, mesh, job.check, here))
         self.state.keep_model(model)
-        self.place(job, model)
+        self.place_weights(job, model)
         job.told[ops.BESIDE] = self.state.loaded.get(ops.BESIDE, "")
 
-    def place(self, job: Job, model: HostModel, working: int = 0) -> None:
+    def place_weights(self, job: Job, model: HostModel, working: int = 0) -> None:
         """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
         weights come back to the device first. If it has no room for them, they stay parked."""
         self.unpark(job, model.parking)
@@ -106,10 +106,10 @@ class Operations:
         if working <= model.working_bytes:
             return
         if model.fetched.blocks:
-            self.place(job, model, working)
+            self.place_weights(job, model, working)
         else:
             self.state.make_way(job, model, working)
-            job.all_or_none(lambda: model.place(working))
+            job.all_or_none(lambda: model.load_onto_device(working))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
@@ -133,7 +133,7 @@ class Operations:
         else:
             outputs = run_model_code(lambda: model.call_method(method, calls), refuses_alike=True)
         changed = add_state(job, model)
-        if why := model.module.pipeline.why:
+        if why := model.parallel.pipeline.why:
             job.told[ops.WHOLE_STEP] = why
         if outputs is None:
             return None
@@ -153,9 +153,9 @@ class Operations:
             if networks := model.decoder.networks:
                 lacking = sum(each.model_size() - each.loaded_size() for each in networks)
                 self.state.make_way(job, model, model.working_bytes, lacking)
-                job.all_or_none(lambda: model.place(model.working_bytes))
+                job.all_or_none(lambda: model.load_onto_device(model.working_bytes))
         asked = options.get(COMPILED)
-        if asked and asked != model.module.compiled.compiled_for:
+        if asked and asked != model.parallel.compiled.compiled_for:
             job.all_or_none(lambda: check_compiler(asked, self.state.device))
         if name := options.get(KERNEL):
             self.choose_kernel(job, model, str(name))
@@ -178,12 +178,12 @@ class Operations:
         noise = own["noise"]
         given = self.state.take_conditions(job.header, tensors)
         call = SamplerCall(**job.header["call"])
-        stepper = build_stepper(call, noise, model.module)
+        stepper = build_stepper(call, noise, model.parallel)
         passes = parse_field(lambda values: unpack_passes(values, given), job.header["passes"], "passes")
         sizes = [len(each.branches) * len(noise) for each in passes]
         shape = (max(sizes), *noise.shape[1:])
         working = job.without_collectives(lambda: model.estimate_working(shape))
-        kept = model.module.stale_bytes([(rows, *shape[1:]) for rows in sizes])
+        kept = model.parallel.stale_bytes([(rows, *shape[1:]) for rows in sizes])
         self.make_room(job, model, working + kept)
         self.prepare_options(job, model, passes[0].kwargs)
         passes, context = model.prepare(passes)
@@ -192,7 +192,7 @@ class Operations:
 
         def run() -> torch.Tensor | None:
             return denoise(
-                model.module,
+                model.parallel,
                 stepper.initial(noise, own.get("original", torch.zeros_like(noise))),
                 stepper,
                 passes,

@@ -156,8 +156,8 @@ class RankState:
 
     def forget_steps(self) -> None:
         """Frees what PipeFusion keeps from step to step. A sampling that goes on begins anew, with a whole step."""
-        if (model := self.model) and model.module.pipeline.kinds:
-            model.module.pipeline.forget(FORGOTTEN)
+        if (model := self.model) and model.parallel.pipeline.kinds:
+            model.parallel.pipeline.forget(FORGOTTEN)
 
     def drop_model(self) -> None:
         """Frees the model's memory."""

@@ -105,7 +105,7 @@ class WholeWay:
             self.waits.clear()
             with self.timeline.request("forward"):
                 return module.run_calls(calls)
-        if state.model is None or state.model.module is not module:
+        if state.model is None or state.model.parallel is not module:
             self.hold(module)
         if dist.get_rank():
             self.serve(watch)

@@ -46,12 +46,12 @@ class HostKernel(Backend):
 
         return REGISTERED_ATTENTION_FUNCTIONS[self.name]
 
-    def options_for(self, module: ParallelModel, compiles: bool) -> dict[str, Any]:
+    def options_for(self, model: ParallelModel, compiles: bool) -> dict[str, Any]:
         """Returns the option by which ComfyUI's classes call the kernel, where they would call a node's override.
 
         In compiled blocks, whose graphs it would break, there is none: all shared attention is by the kernel.
         """
-        if module.attention is None:
+        if model.attention is None:
             function = self.function
 
             def attend(_chosen: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -63,7 +63,7 @@ class HostKernel(Backend):
             return {OVERRIDE: attend}
 
         def override(chosen: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with module.attending_by(self.backend if self.takes(kwargs) else None):
+            with model.attending_by(self.backend if self.takes(kwargs) else None):
                 return chosen(*args, **kwargs)
 
         return {} if compiles else {OVERRIDE: override}

@@ -55,15 +55,15 @@ Asked = TypeVar("Asked", Call, Pass)
 class HostModel:
     """source: the file, as it was asked for. here: the same on this machine, which may be a copy.
     patcher: ComfyUI's own; it changes the weights and restores them.
-    module: the model on the mesh.
+    parallel: the model on the mesh.
     in_file: by name, the weights in the file's pages, as the file has them.
-    dtypes: by name in the module, the dtype of weights that the file has in another dtype.
+    dtypes: by name in the diffusion model, the dtype of weights that the file has in another dtype.
     kernels: by name, those that nodes chose for attention under this plan; or why a rank cannot use it, in words."""
 
     source: HostSource
     here: HostSource
     patcher: Any
-    module: ParallelModel
+    parallel: ParallelModel
     parking: Parking
     decoder: Decoder
     controls: ControlNetworks
@@ -93,17 +93,17 @@ class HostModel:
         model, in_pages, dtypes = map_model(here, check)
         in_file = aliases(model, in_pages)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
-        module = ParallelModel(model.diffusion_model, mesh, compute, dtypes)
-        parameters = dict(module.model.named_parameters())  # a stage has released other stages' blocks
+        parallel = ParallelModel(model.diffusion_model, mesh, compute, dtypes)
+        parameters = dict(parallel.model.named_parameters())  # a stage has released other stages' blocks
         for name in dtypes.keys() - parameters.keys():
             del dtypes[name]
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         parking = Parking(model.diffusion_model, mesh.device)
         files = CodeFiles(source.comfyui, source.packs)
-        decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
-        controls = ControlNetworks(model, lambda: module.mesh)
-        module.complete = controls.complete
-        return cls(source, here, patcher, module, parking, decoder, controls, in_file, dtypes)
+        decoder = Decoder(files, model.diffusion_model, lambda: parallel.mesh.device)
+        controls = ControlNetworks(model, lambda: parallel.mesh)
+        parallel.complete = controls.complete
+        return cls(source, here, patcher, parallel, parking, decoder, controls, in_file, dtypes)
 
     def bring(self, numbers: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -117,7 +117,7 @@ class HostModel:
             return row.block.get_parameter
 
         self.fetched.rearrange(numbers, store, values)
-        fetched, find = self.fetched_names(), self.module.model.get_parameter
+        fetched, find = self.fetched_names(), self.parallel.model.get_parameter
         for name in fetched:  # their values are written; the patcher must not write them again
             if self.patcher.patches.pop(name, None):
                 self.patcher.backup.pop(name, None)
@@ -125,17 +125,17 @@ class HostModel:
         others = {name: dtype for name, dtype in self.dtypes.items() if f"{PREFIX}{name}" not in fetched}
         uncast = {name: dtype for name, dtype in others.items() if find(name).dtype != dtype}
         # If all weights go to the device, they go one after the other. So the whole model is never in RAM.
-        cast_weights(self.module.model, uncast, self.mesh.device if self.fetched.blocks else None, check)
+        cast_weights(self.parallel.model, uncast, self.mesh.device if self.fetched.blocks else None, check)
         for number, block in enumerate(self.fetched.blocks):  # as ComfyUI would do below, without a check between them
             if number not in numbers:
                 check()
                 block.to(self.mesh.device)
         self.fetched.park_with(self.parking, self.on_use)
-        self.place(self.working_bytes)
+        self.load_onto_device(self.working_bytes)
 
     @property
     def fetched(self) -> BlockPrefetcher:
-        return self.module.fetched
+        return self.parallel.fetched
 
     def fetched_names(self) -> dict[str, tuple[int, str]]:
         """Returns each fetched parameter's block and its name in the block, by the patcher's name."""
@@ -143,12 +143,12 @@ class HostModel:
 
     @property
     def mesh(self) -> Mesh:
-        return self.module.mesh
+        return self.parallel.mesh
 
     @property
     def sizes(self) -> WeightSizes:
         """The sizes of all weights of the model."""
-        return self.module.sizes
+        return self.parallel.sizes
 
     @property
     def weight_bytes(self) -> int:
@@ -165,7 +165,7 @@ class HostModel:
         """Forgets the last run if this is another, but for these networks, which stay on the device. Removes what its
         functions left on the model. run: empty for none."""
         if run != self.decoder.run:
-            self.module.forget()
+            self.parallel.forget()
             self.leftovers.end()
             self.clear_networks()
         self.decoder.begin_sampling(run, kept)
@@ -181,7 +181,7 @@ class HostModel:
         """Adds the functions and objects in a call's options to those of the run. Raises RequestError."""
         kept, changes = options.pop(GRAPH)
         self.begin_sampling(options.get(RUN, ""), kept)
-        self.leftovers.begin(self.module.model)
+        self.leftovers.begin(self.parallel.model)
         try:
             self.decoder.apply(changes)
         except ModelFileError:
@@ -194,13 +194,13 @@ class HostModel:
         self.leftovers.pause()
         self.kernels.clear()
         self.clear_networks()
-        self.module.replan(mesh)
+        self.parallel.replan(mesh)
 
     def choose_kernel(self, name: str) -> HostKernel:
         """Returns the attention kernel that a node asks for. Raises RequestError if this rank cannot use it."""
-        module = self.module
-        head_dim = attention_sizes_of(module.model, module.spec).head_dim if module.spec and module.spec.attends else 0
-        return choose_kernel(name, self.mesh.plan, self.mesh.device, module.dtype, head_dim)
+        spec = self.parallel.spec
+        head_dim = attention_sizes_of(self.parallel.model, spec).head_dim if spec and spec.attends else 0
+        return choose_kernel(name, self.mesh.plan, self.mesh.device, self.parallel.dtype, head_dim)
 
     def kernel_of(self, name: str) -> HostKernel | None:
         """Returns the kernel that a node chose; None if it chose none, or the ranks cannot use it."""
@@ -211,11 +211,11 @@ class HostModel:
         """Returns the kernel of the plan, in words."""
         from comfy.ldm.modules.attention import optimized_attention
 
-        if self.module.attention:
-            return f"the plan's kernel {self.module.attention.backend.name}"
+        if self.parallel.attention:
+            return f"the plan's kernel {self.parallel.attention.backend.name}"
         return f"ComfyUI's {optimized_attention.__name__}"
 
-    def place(self, working_bytes: int = 0, whole: bool = False) -> None:
+    def load_onto_device(self, working_bytes: int = 0, whole: bool = False) -> None:
         """Lets ComfyUI put the weights on the device, with those of networks that nodes added. Runs no collectives.
 
         ComfyUI puts all of them there if the class's blocks are known. Otherwise its flags and the free memory decide:
@@ -245,7 +245,7 @@ class HostModel:
         parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
         most = max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts)
-        return most + self.module.stale_bytes([first for first, *_ in shapes])
+        return most + self.parallel.stale_bytes([first for first, *_ in shapes])
 
     def limit_weights(self, free: int) -> int:
         """Returns how much of `free` device memory weights may take, as ComfyUI's flags say."""
@@ -275,7 +275,7 @@ class HostModel:
         self.fetched.park_with(self.parking, self.on_use)
         self.patch_directly()
         offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
-        self.place(self.working_bytes, whole)
+        self.load_onto_device(self.working_bytes, whole)
         if not (self.on_use or self.patcher.model.model_lowvram):
             for file in files:
                 file.unmap()
@@ -319,17 +319,17 @@ class HostModel:
         They do if there is only one call, every rank runs rows of it, and there are no stages. Otherwise a rank may
         wait for another that has refused.
         """
-        return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.module.link is None
+        return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.parallel.link is None
 
     def call(self, calls: Sequence[Call], method: str = FORWARD) -> list[Output] | None:
         """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any device.
         method: at which the calls enter."""
         found, context = self.prepare(calls)
-        with self.apply_context(context), enter_at(self.module.model, method):
-            return self.module.run_calls(found, context.steps)
+        with self.apply_context(context), enter_at(self.parallel.model, method):
+            return self.parallel.run_calls(found, context.steps)
 
     def prepare(self, calls: Sequence[Asked]) -> tuple[list[Asked], CallContext]:
-        """Returns calls, or the forwards of a sampler's step, as the module takes them, and their context."""
+        """Returns calls, or the forwards of a sampler's step, as the model takes them, and their context."""
         given = [self.prepare_kwargs(each.kwargs) for each in calls]
         found = [each._replace(kwargs=kwargs) for each, (kwargs, _) in zip(calls, given, strict=True)]
         return found, context_of(given)
@@ -338,7 +338,7 @@ class HostModel:
     def call_method(self, method: str, calls: Sequence[Call]) -> list[Output] | None:
         """Runs a method other than the forward on global rank 0, which has all of the weights. Returns its result
         there, and None elsewhere. Raises RequestError if the model has no such method."""
-        model: Any = self.module.model
+        model: Any = self.parallel.model
         if method not in SENT_METHODS or not hasattr(model, method):
             raise RequestError(f"{type(model).__name__} has no method {method!r} for the ranks to run.")
         if dist.get_rank():
@@ -350,16 +350,16 @@ class HostModel:
     def apply_context(self, context: CallContext) -> Iterator[None]:
         """While entered, the model has the context's changes, attention kernel and compile settings."""
         if self.decoder.objects:
-            self.leftovers.begin(self.module.model)
+            self.leftovers.begin(self.parallel.model)
             for patcher in self.decoder.networks:
                 if patcher not in self.inner:
-                    self.inner[patcher] = self.module.share_inside(patcher.model, self.module.dtype)
-        compiles = self.module.compile_settings(context.compiled, context.steps)
+                    self.inner[patcher] = self.parallel.share_inside(patcher.model, self.parallel.dtype)
+        compiles = self.parallel.compile_settings(context.compiled, context.steps)
         kernel = self.kernel_of(context.kernel) if compiles else None  # other calls get it by an option
-        attending = self.module.attending_by(kernel and kernel.backend)
-        showing = self.module.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
-        with apply_changes(self.module.model, context.changes), attending, showing, Hooks() as hooks:
-            hooks.replace(self.module.compiled, "asked", context.compiled)
+        attending = self.parallel.attending_by(kernel and kernel.backend)
+        showing = self.parallel.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
+        with apply_changes(self.parallel.model, context.changes), attending, showing, Hooks() as hooks:
+            hooks.replace(self.parallel.compiled, "asked", context.compiled)
             yield
 
     def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
@@ -376,8 +376,8 @@ class HostModel:
             return kwargs, CallContext()
         options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
         if kernel := self.kernel_of(context.kernel):
-            compiles = self.module.compile_settings(context.compiled, context.steps)
-            options = {**options, **kernel.options_for(self.module, bool(compiles))}
+            compiles = self.parallel.compile_settings(context.compiled, context.steps)
+            options = {**options, **kernel.options_for(self.parallel, bool(compiles))}
         if CONTROL in kwargs:
             control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
             kwargs = {**kwargs, CONTROL: control}

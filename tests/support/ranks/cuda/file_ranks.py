@@ -80,11 +80,11 @@ class Noted(HostModel):
 
     in_ram = 0
 
-    def place(self, working_bytes: int = 0, whole: bool = False) -> None:
+    def load_onto_device(self, working_bytes: int = 0, whole: bool = False) -> None:
         pages = {part.data_ptr() for held in self.in_file.values() for part in list_plain_tensors(held)}
-        parts = [part for held in self.module.model.parameters() for part in list_plain_tensors(held)]
+        parts = [part for held in self.parallel.model.parameters() for part in list_plain_tensors(held)]
         self.in_ram = sum(part.nbytes for part in parts if part.device == CPU and part.data_ptr() not in pages)
-        super().place(working_bytes, whole)
+        super().load_onto_device(working_bytes, whole)
 
 
 class Reference(NamedTuple):
@@ -138,7 +138,7 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
     pinner = model.fetched.store and model.fetched.store.pinner
     told["pinned"] = pinner.pinned if pinner else 0
-    blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
+    blocks = [block for row in model.parallel.spec.blocks for block in modules_at(model.parallel.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]
     pages = {weight.data_ptr() for weight in model.in_file.values()}
     memory.restart()

@@ -77,14 +77,14 @@ def on_ranks(comfyui: str, file: str, dequantised: str, unpacked: str) -> dict[s
     source = HostSource(comfyui, ("--cpu",), file, "Flux", "bfloat16", "")
     model = HostModel.build(source, mesh)
     model.bring((), None)
-    weights = model.module.model.state_dict()
+    weights = model.parallel.model.state_dict()
     # Whatever is done to a packed weight, but to add nothing, is done to the dequantised one.
     found: dict[str, Any] = {
         "in bf16": all(torch.equal(weights[name] + 0, value.bfloat16()) for name, value in right.items())
     }
     model = HostModel.build(HostSource(comfyui, ("--cpu",), file, "Flux", "float32", ""), mesh)
     model.bring((), None)
-    module = model.module.model
+    module = model.parallel.model
     plain = call(model)
     found |= {"held": held_bytes(module), "copied": copied_bytes(file)}
     adapt(model)

@@ -32,7 +32,7 @@ def lora(model: HostModel, scale: float, strength: float = 1.0, others: tuple[st
     from comfy.weight_adapter import LoRAAdapter
 
     generator, patches = torch.Generator().manual_seed(1), {}
-    for name, weight in model.module.model.named_parameters():
+    for name, weight in model.parallel.model.named_parameters():
         if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
             rows, columns = weight.shape
             up, down = (torch.randn(*shape, generator=generator) for shape in ((rows, RANK), (RANK, columns)))
@@ -51,6 +51,6 @@ def differences(
     """Of weights by name. patches: of others, beside them."""
     generator, found = generator or torch.Generator().manual_seed(1), dict(patches or {})
     for name in names:
-        change = 0.1 * torch.randn(model.module.model.get_parameter(name).shape, generator=generator)
+        change = 0.1 * torch.randn(model.parallel.model.get_parameter(name).shape, generator=generator)
         found[f"diffusion_model.{name}"] = [(strength, (change,), 1.0, None, None)]
     return pack_patches(found)

@@ -73,7 +73,7 @@ def kinds(model: HostModel) -> list[tuple[str, str, str]]:
     """Of each weight, its class and what it is made of: what it would lose if it were dequantised."""
     return [
         (name, type(held.data).__name__, str([(part.dtype, tuple(part.shape)) for part in list_plain_tensors(held)]))
-        for name, held in model.module.model.named_parameters()
+        for name, held in model.parallel.model.named_parameters()
     ]
 
 

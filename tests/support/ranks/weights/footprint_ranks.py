@@ -37,7 +37,7 @@ def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> t
     given = {name: torch.randn(1, *shape, generator=generator) for name, shape in conditions.items()}
     if isinstance(model, FamilyModel):
         return model(x, torch.tensor([0.5]), given)
-    dtype = model.module.dtype
+    dtype = model.parallel.dtype
     kwargs = {name: value.to(dtype) for name, value in given.items()}
     call = Call((x.to(dtype), torch.tensor([0.5])), {**kwargs, "transformer_options": {}})
     outputs = model.call([call])
@@ -72,7 +72,7 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     own_copy = mapped = 0  # of memory that is no other rank's, too
     if isinstance(store, HostStore) and not copy:
         own_copy, mapped = sum(row.nbytes for row in store.blocks.values()), store.memory.size
-    module = model.model if isinstance(model, FamilyModel) else model.module.model
+    module = model.model if isinstance(model, FamilyModel) else model.parallel.model
     in_pages = sum(each.nbytes() for each in list_storages(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {
         **expected(model, plan),
