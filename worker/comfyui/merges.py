@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ class MergedWeight:
     changes: Sequence[tuple]
 
 
+@dataclass(eq=False)
 class MergedFile:
     """The file of another model. It is mapped while its weights are read."""
 
-    def __init__(self, source: HostSource) -> None:
-        self.source = source
-        self.model: Any = None
-        self.dtypes: dict[str, torch.dtype] = {}
+    source: HostSource
+    model: Any = None
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     def map(self) -> None:
         """Raises ModelFileError."""
@@ -39,34 +40,20 @@ class MergedFile:
     def unmap(self) -> None:
         self.model = None
 
-    def read(self, name: str) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
-        """Returns what ComfyUI's `get_key_patches` does: a weight, and the function that makes numbers of it. Here this
-        function also rounds them to the dtype of the stock loader. Raises ModelFileError."""
+    def merge(self, name: str, changes: Sequence[tuple]) -> list[Any]:
+        """Returns ComfyUI's list of a merge: a weight, with the function that makes numbers of it, and its changes.
+        ComfyUI calls the function as it computes with the weight. Only then is the weight read."""
+        return [(torch.empty(0), partial(self.read, name)), *changes]
+
+    def read(self, name: str, like: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Returns the numbers of a weight, rounded to the dtype of the stock loader, on the device and in the dtype of
+        another tensor. Raises ModelFileError."""
+        from comfy.model_management import cast_to_device
         from comfy.model_patcher import get_key_weight
 
         self.map()
         weight, _, dequantise = get_key_weight(self.model, name)
+        numbers = cast_to_device(weight, like.device, like.dtype, copy=True)
+        numbers = dequantise(numbers, **options) if dequantise else numbers
         dtype = self.dtypes.get(name.removeprefix(PREFIX))
-
-        def convert(weight: torch.Tensor, **options: Any) -> torch.Tensor:
-            numbers = dequantise(weight, **options) if dequantise else weight
-            return numbers.to(dtype).to(numbers.dtype) if dtype else numbers
-
-        return weight, convert
-
-
-class MergedChanges(list):
-    """ComfyUI's list of a merge: a weight of another model, then that model's changes of it. The weight is read when
-    ComfyUI computes with it."""
-
-    def __init__(self, file: MergedFile, name: str, changes: Sequence[tuple]) -> None:
-        super().__init__([name, *changes])
-        self.file = file
-
-    def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        return self.file.read(found) if place == 0 else found
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self[0]
-        yield from self[1:]
+        return numbers.to(dtype).to(numbers.dtype) if dtype else numbers

@@ -15,7 +15,7 @@ import torch
 
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import pack, unpack
-from .merges import MergedChanges, MergedFile, MergedWeight
+from .merges import MergedFile, MergedWeight
 from .source import HostSource
 
 KINDS = ((), ("diff",), ("set",))  # of changes by tensors, as ComfyUI names them; without a name, it is a difference
@@ -85,7 +85,7 @@ def unpack_patches(
     def unpack_change(strength: float, kind: str, value: Any, own: float, offset: Any, swaps: bool) -> tuple:
         if kind == MERGE:
             file, name, changes = value
-            found = MergedChanges(files[file], name, [unpack_change(*each) for each in changes])
+            found = files[file].merge(name, [unpack_change(*each) for each in changes])
         else:
             parts = unpack(value, tensors)
             found = classes[kind](set(), parts) if kind else parts
