@@ -11,6 +11,7 @@ from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
 from ...worker.inside.changes import COMFYUI_ATTRIBUTES
+from ...worker.inside.snapshots import are_equal
 from ..inside.references import file_of, is_comfyuis
 from ..model.host_file import has_dynamic_vram
 
@@ -110,7 +111,4 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
         return True
     if isinstance(value, BASE) or is_comfyuis(file_of(type(value))) and hasattr(value, "__dict__"):
         return are_alike(vars(value), vars(other), seen)
-    try:
-        return bool(value == other)
-    except (RuntimeError, ValueError):  # of several truth values
-        return False
+    return are_equal(value, other)

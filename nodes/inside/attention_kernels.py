@@ -34,20 +34,13 @@ def find_forms() -> set[bytes]:
     """Returns the code of functions that only pass their arguments on. Python compiles the same code for a node's
     function of this form."""
     held: Any = None
-
-    def by_cell(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
-        return held(*args, **kwargs)
-
-    def by_cell_inside(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
-        return held.__wrapped__(*args, **kwargs)
-
-    def by_name(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
-        return kernel(*args, **kwargs)
-
-    def by_attribute(_chosen: Any, *args: Any, **kwargs: Any) -> Any:
-        return kernel.__wrapped__(*args, **kwargs)
-
-    return {each.__code__.co_code for each in (by_cell, by_cell_inside, by_name, by_attribute)}
+    forms = (
+        lambda _chosen, *args, **kwargs: held(*args, **kwargs),
+        lambda _chosen, *args, **kwargs: held.__wrapped__(*args, **kwargs),
+        lambda _chosen, *args, **kwargs: kernel(*args, **kwargs),
+        lambda _chosen, *args, **kwargs: kernel.__wrapped__(*args, **kwargs),
+    )
+    return {each.__code__.co_code for each in forms}
 
 
 FORMS = find_forms()
@@ -84,8 +77,6 @@ def kernel_of(function: Any, files: CodeFiles) -> str | None:
     UnsendableError for code in other places than ComfyUI's folder and those of node packs."""
     if getattr(function, "__code__", None) is attention.attention_pytorch.__code__:
         function = read_cell(function)
-    if not isinstance(function, types.FunctionType):
-        return None
     relative = files.relative_path(file_of(function)).partition("/")[2].lower()
     found = KNOWN.get(f"{relative}:{function.__qualname__}")
     inner = [inspect.unwrap(cell.cell_contents) for cell in function.__closure__ or ()]

@@ -58,10 +58,10 @@ class Inside:
         self.asked, self.reasons = [], []
         self.encoder.begin()
 
-    def attempt(self, describe: Callable[[], Encoded], say: Callable[[UnsendableError], str]) -> Encoded:
+    def attempt(self, say: Callable[[UnsendableError], str], describe: Callable[..., Encoded], *given: Any) -> Encoded:
         """Returns a description. If there is none, returns None, and keeps the reason. say: puts it into words."""
         try:
-            return describe()
+            return describe(*given)
         except UnsendableError as error:
             self.reasons.append(say(error))
             return None
@@ -208,10 +208,8 @@ def list_methods(cls: type) -> Iterator[tuple[str, types.FunctionType, bool]]:
 @cache
 def keeps_state(code: types.CodeType) -> bool:
     """Whether code may keep something from call to call."""
-    in_place = (name.endswith("_") and not name.startswith("_") for name in code.co_names)  # as torch names them
-    if MUTATES & set(code.co_names) or any(in_place):
+    names = code.co_names
+    if MUTATES & {*names} or any(name.endswith("_") and not name.startswith("_") for name in names):  # as torch's do
         return True
-    for each in dis.get_instructions(code):
-        if each.opname in WRITES or each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in code.co_freevars:
-            return True
-    return False
+    done = ((each.opname, each.argval) for each in dis.get_instructions(code))
+    return any(op in WRITES or op in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars for op, name in done)

@@ -138,7 +138,8 @@ SHARES = "paralleldit_shares_tokens"  # attribute of a network
 
 
 def find_facts(value: Any, files: CodeFiles) -> Facts | None:
-    """Returns the facts of a function, or of an object's class; None if nobody has measured it as it is."""
+    """Returns the facts of a function, or of an object's class; None if nobody has measured it as it is. Raises what
+    `shares_tokens` raises."""
     function = getattr(value, "__func__", value)
     target = function if isinstance(function, (types.FunctionType, type)) else type(value)
     try:
@@ -157,13 +158,11 @@ def find_facts(value: Any, files: CodeFiles) -> Facts | None:
 
 
 def shares_tokens(network: torch.nn.Module, files: CodeFiles) -> bool:
-    """Whether the ranks know how to share the tokens of a network inside of the model."""
+    """Whether the ranks know how to share the tokens of a network inside of the model. Raises UnsendableError for a
+    class that they cannot have."""
     kept = vars(network)
     if SHARES not in kept:
-        try:
-            relative = files.relative_path(file_of(type(network)))
-        except UnsendableError:
-            return False
+        relative = files.relative_path(file_of(type(network)))
         module = relative.partition("/")[2].removesuffix(".py").replace("/", ".")
         spec = spec_named(f"{module}.{type(network).__qualname__}")
         kept[SHARES] = spec is not None and spec.inside is not None and not any(differences(network, spec))

@@ -19,6 +19,7 @@ import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of, version_of
 from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUI_ATTRIBUTES, FUNCTIONS, HOOKS, METHODS, PARTS
+from ...worker.inside.snapshots import are_equal
 from ...worker.wire.tree import PLAIN
 from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs
 
@@ -77,8 +78,15 @@ class ModuleGuard:
         self.take_back_copies = take_back_copies
         self.own = set(own)
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
-        self.tensors = watch_numbers(module)
         self.watched = [*watch_structure(module), *watch_code(module)]
+        # The tensors with numbers that the module has here, by the dict that has them and their name there, with how
+        # often they were written to. Weights notice it themselves, see `local_weights.py`.
+        self.tensors = [
+            (each._replace(kind=WEIGHTS), name, tensor, version_of(tensor))
+            for each in self.watched
+            for name, tensor in (each.now.items() if each.kind in (ATTRIBUTES, WEIGHTS) else ())
+            if type(tensor) is torch.Tensor and not tensor.is_meta
+        ]
         self.now, self.before = [each.now for each in self.watched], [each.before for each in self.watched]
 
     def expect(self, weights: Mapping[str, Any]) -> None:
@@ -138,13 +146,6 @@ class ModuleGuard:
         return {part: names for part, names in found.items() if names}
 
 
-def are_equal(now: Any, before: Any) -> bool:
-    try:
-        return now == before
-    except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
-        return False
-
-
 def matters(watched: Watched, name: str) -> bool:
     """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
     value, before = watched.now.get(name), watched.before.get(name)
@@ -154,8 +155,9 @@ def matters(watched: Watched, name: str) -> bool:
     if watched.kind == ATTRIBUTES:
         if name in COMFYUI_ATTRIBUTES or name.startswith("_") and not callable(value):
             return False
-        if is_own_method(watched.owner, name, value):  # a node has put it back
-            return False
+        own = getattr(value, "__func__", None)
+        if own and value.__self__ is watched.owner and own is getattr(type(watched.owner), name, None):
+            return False  # a node has put the class's own method back
         is_more = callable(value) or isinstance(value, torch.Tensor)
         return is_more or was_there and not equal(value, before)
     if watched.kind == METHODS and name in OF_NEW_OBJECTS:
@@ -170,16 +172,8 @@ def matters(watched: Watched, name: str) -> bool:
     return True
 
 
-def is_own_method(part: torch.nn.Module | None, name: str, value: Any) -> bool:
-    own = getattr(value, "__func__", None)
-    return own is not None and value.__self__ is part and own is getattr(type(part), name, None)
-
-
 def equal(value: Any, other: Any) -> bool:
-    try:
-        return type(value) is type(other) and bool(value == other)
-    except (RuntimeError, ValueError):
-        return False
+    return type(value) is type(other) and are_equal(value, other)
 
 
 def watch(now: Any, path: str, kind: str, owner: Any) -> Watched:
@@ -215,18 +209,6 @@ def snapshot(value: Any) -> Any:
     if type(value) in (list, tuple, set):
         return type(value)(map(snapshot, value))
     return value
-
-
-def watch_numbers(module: torch.nn.Module) -> list[tuple[Watched, str, torch.Tensor, int]]:
-    """Returns the tensors with numbers that a module has here, by the dict that has them and their name there, with how
-    often they were written to. Weights notice it themselves, see `local_weights.py`."""
-    return [
-        (watch(slots, path, WEIGHTS, part), name, tensor, version_of(tensor))
-        for path, part in paths_of(module)
-        for slots in (vars(part), buffers_of(part))
-        for name, tensor in slots.items()
-        if type(tensor) is torch.Tensor and not tensor.is_meta
-    ]
 
 
 def configs_of(module: torch.nn.Module) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,17 +60,13 @@ def describe_call(
     patches: objects that a patcher put in, by path. notes: returns attributes that nodes keep on parts of the model.
     """
     inside.begin()
-
-    def attempt(name: str, describe: Callable[[], Any]) -> Any:
-        return inside.attempt(describe, lambda error: f"a change of its {name} ({error})")
-
-    described = [attempt(path, partial(inside.describe_object_patch, path, value)) for path, value in patches.items()]
-    described += [attempt(each.name, partial(inside.describe_change, each)) for each in changes]
+    its = lambda name: lambda error: f"a change of its {name} ({error})"  # noqa: E731
+    described = [inside.attempt(its(path), inside.describe_object_patch, path, each) for path, each in patches.items()]
+    described += [inside.attempt(its(each.name), inside.describe_change, each) for each in changes]
     del inside.reasons[SHOWN:]
     encoded = encode_options(options, inside)
     if inside.has_unknown:
-        say = lambda error: f"what a node keeps on its parts ({error})"  # noqa: E731
-        inside.attempt(lambda: inside.add_notes(notes()), say)
+        inside.attempt(lambda error: f"what a node keeps on its parts ({error})", inside.add_notes, notes())
     inside.keep_rank_tokens()
     encoded |= {MODEL_CHANGES: described} if described else {}
     encoded |= {ALL_TOKENS: True} if inside.needs_all_tokens else {}
@@ -83,11 +79,9 @@ def encode_options(options: Options, inside: Inside) -> dict[str, Any]:
     inside.reasons += list_written(options)
 
     def describe(value: Any, place: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
-        owner = owner or find_owner(value)
-        return inside.attempt(
-            lambda: inside.describe(value, f"the model patch {place!r}", owner, between, is_data),
-            lambda error: f"the model patch {place!r} of {owner} ({error})",
-        )
+        owner, where = owner or find_owner(value), f"the model patch {place!r}"
+        say = lambda error: f"the model patch {place!r} of {owner} ({error})"  # noqa: E731
+        return inside.attempt(say, inside.describe, value, where, owner, between, is_data)
 
     patches, replaced = (inside.places.options.get(part, ()) for part in (PATCHES, REPLACED))
     functions = {

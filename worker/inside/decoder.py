@@ -98,7 +98,7 @@ class Decoder:
             name, factory = made
             return DICTS[name](*[] if factory is None else [self.decode(factory)])
         if kind == tags.FUNCTION:
-            return self.make_function(made["code"], made["name"], made["cells"])
+            return self.make_function(*made)
         if kind == tags.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
@@ -129,9 +129,8 @@ class Decoder:
         else:
             target.data = value.to(self.device(), copy=True)
 
-    def make_function(self, code: Encoded, name: str, cells: list[Encoded]) -> types.FunctionType:
+    def make_function(self, named: Encoded, mark: str, name: str, cells: list[Encoded]) -> types.FunctionType:
         """Makes a function without its defaults. Raises ValueError if its file has no such function here."""
-        named, mark = code
         module = self.files.load(named)
         if mark not in codes_of(module):
             raise ValueError(f"{module.__file__} has no such function for Python {sys.version.split()[0]}")
@@ -188,8 +187,7 @@ class Decoder:
                 if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
                 try:
-                    is_list = kind in (tags.LIST, tags.SET)
-                    encoded = [self.encode(each, tensors) for each in value] if is_list else self.encode(value, tensors)
+                    encoded = self.encode(value, tensors)
                 except UnsendableError:
                     continue
                 if key not in known or key_of(known[key]) != key_of(encoded):

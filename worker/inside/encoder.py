@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import json
 import types
@@ -29,7 +30,7 @@ from .object_graph import (
     set_slot,
     slots_of,
 )
-from .snapshots import Network, Version, differs, kept
+from .snapshots import Network, Version, comparable, kept
 
 NONE: Mapping[type, Any] = {}
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
@@ -94,7 +95,7 @@ class Encoder:
         self.is_sent = False  # whether this sampling was
         self.pages: dict[int, tuple[str, str]] = {}  # of tensors: the file that has them, and their name there
         self.sent: dict[str, tuple[Entry, dict[str, str | Version]]] = {}  # with the slots that the ranks have
-        self.named: dict[str, dict[str, Any]] = {}  # files of code, see `CodeFiles.name`
+        self.name_file = functools.cache(files.name)
         self.stays = False  # whether what the ranks change of objects that are found now stays there
         # Functions and classes that the last values name.
         self.functions: list[types.FunctionType] = []
@@ -103,7 +104,7 @@ class Encoder:
     def begin_sampling(self) -> None:
         """Begins a sampling. Forgets all objects but for networks of the last sampling that are as they were."""
         self.keep({name for name in self.networks.keys() & self.sent.keys() if self.stands_alone(name)})
-        self.seen, self.asked, self.named = set(), set(), {}
+        self.seen, self.asked, self.name_file = set(), set(), functools.cache(self.files.name)
         self.is_sent = False
 
     def expect(self, networks: Iterable[torch.nn.Module]) -> None:
@@ -152,9 +153,7 @@ class Encoder:
             then, before = self.sent.get(name, (None, {}))
             if entry is then:  # it was not looked at again
                 continue
-            slots = [
-                list(slot) for key, slot in entry.slots.items() if key not in before or differs(before[key], slot[1])
-            ]
+            slots = [list(slot) for key, slot in entry.slots.items() if before.get(key) != comparable(slot[1])]
             if entry.kind == tags.TENSOR:
                 slots = [[key, each.tensor if isinstance(each, Version) else each] for key, each in slots]
             gone = [json.loads(key) for key in before.keys() - entry.slots.keys()]
@@ -186,11 +185,9 @@ class Encoder:
 
     def restore(self, encoded: Encoded) -> Any:
         """Returns a value that a rank encoded."""
-        if isinstance(encoded, list):
-            return [self.restore(each) for each in encoded]
         if not isinstance(encoded, dict):
             return encoded
-        return self.objects[encoded[tags.REF]] if tags.REF in encoded else tuple(self.restore(encoded[tags.TUPLE]))
+        return self.objects[encoded[tags.REF]] if tags.REF in encoded else tuple(map(self.restore, encoded[tags.TUPLE]))
 
     def encode(self, value: Any) -> Encoded:
         """Raises UnsendableError for what the ranks cannot have."""
@@ -258,12 +255,6 @@ class Encoder:
             self.objects[name] = value
         return self.names[id(value)]
 
-    def name_file(self, file: str) -> dict[str, Any]:
-        """Returns the name of a file of code, see `CodeFiles.name`."""
-        if file not in self.named:
-            self.named[file] = self.files.name(file)
-        return self.named[file]
-
     def refer(self, value: Any) -> Encoded:
         """Names an object that can change, and encodes it once."""
         name = self.name(value)
@@ -290,10 +281,8 @@ class Encoder:
             return self.enter_tensor(value)
         if isinstance(value, types.FunctionType):
             return self.enter_function(value)
-        if isinstance(value, types.CellType):
-            return Entry(tags.CELL, None, self.slots(slots_of(value, tags.CELL)))
-        if kind := {list: tags.LIST, set: tags.SET}.get(type(value)):
-            return Entry(kind, None, only_slot(self.encode_all(slots_of(value, kind)[tags.ONLY_SLOT])))
+        if kind := {list: tags.LIST, set: tags.SET, types.CellType: tags.CELL}.get(type(value)):
+            return Entry(kind, None, self.slots(slots_of(value, kind)))
         if type(value) in DICTS.values():
             factory = getattr(value, "default_factory", None)
             if factory is not None and not (isinstance(factory, type) and is_harmless(factory)):
@@ -337,11 +326,8 @@ class Encoder:
         code = value.__code__
         if value.__globals__.get("__file__") and file_of(value) != value.__globals__["__file__"]:
             raise UnsendableError(f"The code of {value.__qualname__} was made elsewhere.")
-        made = {
-            "code": [self.name_file(code.co_filename), mark_of(code)],
-            "name": value.__qualname__,
-            "cells": self.encode_all(value.__closure__ or ()),
-        }
+        named, cells = self.name_file(code.co_filename), self.encode_all(value.__closure__ or ())
+        made = [named, mark_of(code), value.__qualname__, cells]
         return Entry(tags.FUNCTION, made, self.slots(slots_of(value, tags.FUNCTION)))
 
     def slots(self, values: Mapping[Any, Any]) -> dict[str, tuple[Encoded, Encoded]]:

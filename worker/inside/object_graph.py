@@ -106,7 +106,7 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
     if kind == tags.CELL:
         return {CONTENTS: target.cell_contents} if target != types.CellType() else {}
     if kind in (tags.LIST, tags.SET):
-        return {tags.ONLY_SLOT: list(target) if kind == tags.LIST else sorted(target, key=repr)}
+        return {tags.ONLY_SLOT: tuple(target if kind == tags.LIST else sorted(target, key=repr))}
     if kind == tags.DICT:
         return dict(target)
     if kind == tags.FUNCTION:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -22,13 +23,20 @@ class Network:
         self.versions = [(tensor, compat.version_of(tensor)) for tensor in (*module.parameters(), *module.buffers())]
 
     def is_same(self) -> bool:
-        try:  # identity is compared first
-            return self.now == self.before and all(compat.version_of(tensor) == was for tensor, was in self.versions)
-        except (RuntimeError, ValueError):  # replaced tensors: comparing them gives many truth values
-            return False
+        is_same = are_equal(self.now, self.before)  # compares identity first
+        return is_same and all(compat.version_of(tensor) == was for tensor, was in self.versions)
 
 
-class Version(NamedTuple):
+def are_equal(now: Any, before: Any) -> bool:
+    """Whether two values are equal. Replaced tensors in them are not: comparing these gives many truth values."""
+    try:
+        return bool(now == before)
+    except (RuntimeError, ValueError):
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
     """A snapshot of a tensor. version: how often it was written to. copy: the values that were sent, for an inference
     tensor, which does not count its writes."""
 
@@ -36,21 +44,20 @@ class Version(NamedTuple):
     version: int
     copy: torch.Tensor | None = None
 
+    def __eq__(self, now: object) -> bool:
+        is_same = isinstance(now, Version) and self.tensor is now.tensor and self.version == now.version
+        return is_same and (self.copy is None or self.copy.equal(self.tensor))
 
-def differs(before: str | Version, now: Encoded) -> bool:
-    """Whether a value is another than before, see `kept`."""
-    if not isinstance(before, Version) or not isinstance(now, Version):
-        return isinstance(before, Version) or isinstance(now, Version) or before != key_of(now)
-    is_same = before.tensor is now.tensor and before.version == now.version
-    return not is_same or (before.copy is not None and not before.copy.equal(now.tensor))
+
+def comparable(value: Encoded) -> str | Version:
+    """Returns what of a slot's value is compared with what was kept of it: its text, or a version."""
+    return value if isinstance(value, Version) else key_of(value)
 
 
 def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, str | Version]:
-    """Returns what to compare slots with later: the texts of their values, or versions. Weights are not copied: nobody
-    writes to them in a sampling."""
-    found: dict[str, str | Version] = {}
-    for key, (_, value) in slots.items():
-        found[key] = value if isinstance(value, Version) else key_of(value)
-        if isinstance(value, Version) and value.tensor.is_inference() and type(value.tensor) is torch.Tensor:
-            found[key] = value._replace(copy=value.tensor.clone())
+    """Returns what to compare slots with later. Weights are not copied: nobody writes to them in a sampling."""
+    found = {key: comparable(value) for key, (_, value) in slots.items()}
+    for key, each in found.items():
+        if isinstance(each, Version) and each.tensor.is_inference() and type(each.tensor) is torch.Tensor:
+            found[key] = replace(each, copy=each.tensor.clone())
     return found
