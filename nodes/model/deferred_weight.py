@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,15 +29,16 @@ CPU = torch.device("cpu")
 AT_REST = {TENSOR.device.__get__: CPU, TENSOR.is_cpu.__get__: True, TENSOR.is_meta.__get__: False}
 
 
+@dataclass(eq=False)
 class Weight:
     """A weight of a module, by its name. weights: the LocalWeights that have its numbers. changes: that ComfyUI's
     patcher makes of it. numbers: once somebody has read them. version: how often they were written to by then."""
 
+    weights: Any
+    name: str
+    changes: Sequence[tuple]
     numbers: torch.Tensor | None = None
-    version = 0
-
-    def __init__(self, weights: Any, name: str, changes: Sequence[tuple] = ()) -> None:
-        self.weights, self.name, self.changes = weights, name, changes
+    version: int = 0
 
     def read(self) -> torch.Tensor:
         """Raises ModelFileError."""

@@ -50,7 +50,7 @@ REGIONAL_KEYS = {
 }
 
 
-# The options that change at each step.
+# The options that change at each step. A class that reads one of these raises.
 STEP_OPTIONS = ("sigmas", "sample_sigmas")
 
 
@@ -82,11 +82,8 @@ class LoopSampler(comfy.samplers.Sampler):
             asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
         if asked:
             raise cannot_honour(asked)
-        tensors = {"noise": noise}
-        if latent_image is not None:
-            tensors["original"] = latent_image
-        if denoise_mask is not None:
-            tensors["mask"] = denoise_mask
+        given = {"noise": noise, "original": latent_image, "mask": denoise_mask}
+        tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
         remote = require_remote_module(guider.inner_model)
         passes = record_passes(guider, remote, noise, sigmas, extra_args)
         bar = tqdm(disable=disable_pbar)
@@ -158,29 +155,14 @@ def record_passes(
                 "The Parallel Sampler cannot honour conditioning that gives parts of a latent their own timesteps.",
                 "Use a stock KSampler for it.",
             )
-        if CONTROL in conditions:
-            conditions = repeat_control(conditions, latents, timesteps)
-        passes.append(SamplerPass(tuple(branches), drop_step_options(conditions), take_extra_channels(latents, noise)))
+        options = {name: value for name, value in conditions[OPTIONS].items() if name not in STEP_OPTIONS}
+        if CONTROL in conditions:  # ControlNets run in each step; they see all blocks, so the plan has no stages
+            control = take_latents_from_steps(conditions[CONTROL], latents, timesteps)
+            conditions, options = {**conditions, CONTROL: control}, add_control_facts(options)
+        channels = latents[:, noise.shape[1] :]  # that the model gets besides the sampled ones
+        extra = channels if channels.shape[1] else None
+        passes.append(SamplerPass(tuple(branches), {**conditions, OPTIONS: options}, extra))
     return passes
-
-
-def drop_step_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments without those that hold for the recorded step only. A class that reads one of these
-    raises."""
-    options = {name: value for name, value in kwargs["transformer_options"].items() if name not in STEP_OPTIONS}
-    return {**kwargs, "transformer_options": options}
-
-
-def repeat_control(kwargs: dict[str, Any], latents: torch.Tensor, timesteps: torch.Tensor) -> dict[str, Any]:
-    """Returns the arguments with ControlNets that run in each step. They see all blocks, so the plan has no stages."""
-    control = take_latents_from_steps(kwargs[CONTROL], latents, timesteps)
-    return {**kwargs, CONTROL: control, OPTIONS: add_control_facts(kwargs[OPTIONS])}
-
-
-def take_extra_channels(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
-    """Returns the channels that a model gets besides the sampled ones."""
-    count = noise.shape[1]
-    return latents[:, count:] if latents.shape[1] > count else None
 
 
 def format_size(latents: torch.Tensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,30 +27,27 @@ from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, warn
 
 
+@dataclass(eq=False)
 class PlannedModule:
     """A module whose calls run under the user's plan or an automatic one.
 
     source: of the model, as JSON.
     decided: decides the plan by the work of a call.
-    forced: the plan in its place, while a node's functions force another.
     name: of the model, as the user chose it.
+    forced: the plan in its place, while a node's functions force another.
     working: bytes in addition to the weights on a rank, for the last sampling that ComfyUI freed memory for."""
 
-    def __init__(
-        self,
-        group: WorkerGroup,
-        module: torch.nn.Module,
-        source: Header,
-        costs: ModelCosts,
-        decided: PlanOfRun,
-        name: str = "",
-    ) -> None:
-        self.group, self.source, self.costs, self.sizes = group, source, costs, costs.sizes
-        self.decided = decided
-        self.module, self.name = module, name or source["model_class"]
-        self.working, self.makes_room, self.networks = 0.0, False, 0
-        self.forced: ParallelPlan | None = None
-        self.last_work: Work | None = None  # of the last request
+    group: WorkerGroup
+    module: torch.nn.Module
+    source: Header
+    costs: ModelCosts
+    decided: PlanOfRun
+    name: str
+    forced: ParallelPlan | None = None
+    last_work: Work | None = None  # of the last request
+    working: float = 0.0
+    makes_room: bool = False
+    networks: int = 0
 
     @property
     def plan(self) -> ParallelPlan:
@@ -96,14 +93,16 @@ class PlannedModule:
 
     def report_prediction(self, work: Work) -> None:
         """Reports the predicted time of a step, also on one device, once for each plan and size."""
-        if work == self.last_work and not self.group.runs.is_new:
+        run = self.group.runs.current
+        if work == self.last_work and (run is None or (run.predicted, run.alone) != (None, None)):
             return
         self.last_work = work
         if work.forward and self.plan.world_size > 1:
             alone, is_measured = self.costs.predict(work, ONE_DEVICE), self.costs.is_measured
             self.group.runs.note(alone=alone.seconds, is_alone_run=alone.has_run, is_measured=is_measured)
         if work.forward:
-            self.group.runs.predicted(self.costs.predict(work, self.plan).seconds, self.costs.is_measured)
+            seconds, is_measured = self.costs.predict(work, self.plan).seconds, self.costs.is_measured
+            self.group.runs.note(predicted=seconds, is_measured=is_measured, plan_steps=[])
 
     def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is not decided
@@ -148,8 +147,8 @@ class PlannedModule:
         if self.is_loaded and (reported := status.get("weights")):
             plan = replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
         else:
-            plan = expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
-        return max(1, self.sizes.count_resident_bytes(plan)[0])
+            plan = expect_weights(self.plan, self.costs.sizes, room_for_weights(self.plan, self.working))
+        return max(1, self.costs.sizes.count_resident_bytes(plan)[0])
 
     @property
     def is_loaded(self) -> bool:
@@ -199,7 +198,7 @@ class PlannedModule:
         if not self.makes_room or not self.group.is_on_comfyuis_card:
             return 0
         dtype, module = self.costs.torch_dtype, self.costs.module
-        working = call_bytes(estimate, latents, module, self.plan, self.sizes, dtype) + self.networks
+        working = call_bytes(estimate, latents, module, self.plan, self.costs.sizes, dtype) + self.networks
         self.working = max(self.working, working)
         if not self.is_loaded:
             return working

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ from ..plan_words import remarks_to_json
 from .deferred_weight import DeferredParameter
 from .local_weights import WRITTEN, LocalWeights
 from .planned_module import PlannedModule
-from .sampling import Sampling, check_interrupt, show_on_node
+from .sampling import check_interrupt, show_on_node, warn
 from .stock_model import StockModel
 from .weight_changes import Patches, name_files
 
@@ -153,7 +154,7 @@ class RemoteModule:
         changes = self.replaced_methods.choose(self.guard.changes(self.object_patches), self.object_patches)
         encoded, reasons = describe_call(self.inside, options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
-        return {**encoded, **compiled, RUN: self.sampling.name}, self.explain_module() + reasons
+        return {**encoded, **compiled, RUN: self.run}, self.explain_module() + reasons
 
     def explain_module(self) -> list[str]:
         """Returns why the ranks cannot run the module as it is; empty if they can."""
@@ -303,26 +304,26 @@ class RemoteModule:
     def take_reply(self, reply: Header, state: Tensors) -> None:
         """Takes over what functions of nodes changed in the ranks. Says on the node what the ranks did otherwise than
         asked. state: the tensors of its STATE."""
-        self.answered = self.sampling.name
+        self.answered = self.run
         device = comfy.model_management.get_torch_device()
         here = {name: tensor.to(device) for name, tensor in state.items()}  # as if the functions had run there
         self.inside.encoder.absorb(reply.get(STATE, {}), here)
         if why := reply.get(WHOLE_STEP):
             self.explain_whole_step(why)
         if why := reply.get(NO_KERNEL):
-            self.sampling.say_once(why)
+            self.say_once(why)
 
     def explain_compilation(self) -> None:
         """Says on the node that the ranks do not compile under this plan, if a node asks for compiled blocks."""
         plan, name, spec = self.planned.plan, self.planned.name, spec_of(type(self.module))
         if self.compiled and spec and spec.bands and plan.token_ways > 1:
-            self.sampling.say_once(
+            self.say_once(
                 f"{name} runs without torch.compile: the ranks share a picture's rows, which its layers exchange."
             )
 
     def explain_whole_step(self, why: str) -> None:
         """Says on the node why PipeFusion ran a step whole."""
-        self.sampling.say_once(f"PipeFusion runs some steps whole: {why}.")
+        self.say_once(f"PipeFusion runs some steps whole: {why}.")
 
     def explain_loss(self) -> None:
         """Says on the node what a sampling may lose if the ranks have forgotten its last step."""
@@ -330,12 +331,13 @@ class RemoteModule:
             self.explain_whole_step(FORGOTTEN)
         inside = self.inside
         if inside.encoder.sent and not all(facts.is_stateless for _, facts in inside.asked):
-            self.sampling.say_once(f"What nodes keep inside of the model from step to step may be lost: {FORGOTTEN}.")
+            self.say_once(f"What nodes keep inside of the model from step to step may be lost: {FORGOTTEN}.")
 
     def begin_sampling(self) -> None:
-        """Called before a sampling."""
+        """Called before a sampling. Objects that nodes run inside of the model live in the ranks for as long as it
+        lasts. run: its name. say_once: says a text, once in it."""
         self.inside.encoder.begin_sampling()
-        self.sampling = Sampling()
+        self.run, self.say_once = uuid.uuid4().hex, functools.cache(warn)
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

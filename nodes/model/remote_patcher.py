@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,7 @@ from ..inside.controls import record_all, recorded_in
 from .call_batching import KEY, add_call_batching
 from .remote_module import MODULE, RemoteModule, remote_module
 from .sampling import warn
-from .weight_changes import WeightNames, is_model_as_lora, name_files
+from .weight_changes import is_model_as_lora, name_files
 
 NONE: Mapping[str, list] = {}
 UNLIMITED = 1e32  # bytes: ComfyUI's value for all of a model
@@ -223,10 +224,16 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.planned.free()
         return super().detach(unpatch_all)
 
+    @cached_property
+    def weight_names(self) -> frozenset[str]:
+        """Kept, because a merge of n weights calls ComfyUI's `add_patches` n times. Each call looks for one name."""
+        return frozenset(self.model.state_dict())
+
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight; a list is a weight of another model, which
         may have some that this one lacks. Says on the node if a LoRA has no weight of this model."""
-        with patch.object(self.model, "state_dict", lambda: WeightNames(self.model)):
+        names = self.weight_names
+        with patch.object(self.model, "state_dict", lambda: names):
             added = super().add_patches(patches, strength_patch, strength_model)
         if not added and strength_patch and not any(isinstance(value, list) for value in patches.values()):
             warn(USELESS_LORA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.model_management
@@ -22,22 +23,19 @@ from .sampling import warn
 Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 
 
+@dataclass(eq=False)
 class StockModel:
     """Takes a module over from the ranks, and gives it back.
 
-    is_active: whether it runs in place of the ranks. why: the reason, in words."""
+    weights: of the module. stand_ins: its methods that become requests to the ranks. is_active: whether it runs in
+    place of the ranks. why: the reason, in words."""
 
-    def __init__(
-        self,
-        planned: PlannedModule,
-        weights: LocalWeights,
-        stand_ins: Mapping[str, Any],
-        replaced_methods: ReplacedMethods,
-    ) -> None:
-        """weights: of the module. stand_ins: its methods that become requests to the ranks."""
-        self.module, self.planned, self.weights = planned.module, planned, weights
-        self.stand_ins, self.replaced_methods = stand_ins, replaced_methods
-        self.is_active, self.why = False, ""
+    planned: PlannedModule
+    weights: LocalWeights
+    stand_ins: Mapping[str, Any]
+    replaced_methods: ReplacedMethods
+    is_active: bool = False
+    why: str = ""
 
     def take_over(
         self,
@@ -80,8 +78,8 @@ class StockModel:
 
     def remove_stand_ins(self) -> None:
         """Leaves the module its own methods, or those that nodes have put in their place."""
-        for name in [name for name, method in self.stand_ins.items() if vars(self.module).get(name) is method]:
-            del vars(self.module)[name]
+        for name in [name for name, method in self.stand_ins.items() if vars(self.planned.module).get(name) is method]:
+            del vars(self.planned.module)[name]
 
     def give_back(self, patcher: Patcher) -> bool:
         """Makes the ranks compute from now on. Returns False if only the weights here are those that nodes wrote."""
@@ -91,19 +89,18 @@ class StockModel:
                 return False
             self.weights.drop()
             self.is_active, self.why = False, ""
-            vars(self.module).update(self.stand_ins)
+            vars(self.planned.module).update(self.stand_ins)
         return True
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs a call of the model, around which the nodes' wrappers already run."""
         if name := self.replaced_methods.restore():
-            return getattr(self.module, name)(*args, **kwargs)
+            return getattr(self.planned.module, name)(*args, **kwargs)
         self.remove_stand_ins()
         if INNER in self.stand_ins:
-            return getattr(self.module, INNER)(*args, **kwargs)
+            return getattr(self.planned.module, INNER)(*args, **kwargs)
         bound = self.replaced_methods.signatures[FORWARD].bind(*args, **kwargs)
-        for given in (bound.arguments, bound.kwargs):
-            if OPTIONS in given:
-                wrappers = {**given[OPTIONS].get("wrappers", {}), WrappersMP.DIFFUSION_MODEL: {}}
-                given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
-        return self.module.forward(*bound.args, **bound.kwargs)
+        if options := bound.arguments.get(OPTIONS):
+            wrappers = {**options.get("wrappers", {}), WrappersMP.DIFFUSION_MODEL: {}}
+            bound.arguments[OPTIONS] = {**options, "wrappers": wrappers}
+        return self.planned.module.forward(*bound.args, **bound.kwargs)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ...worker.comfyui.merges import PREFIX, MergedWeight
 from ...worker.wire.tensors import UnsendableError
 from .deferred_weight import DeferredParameter
@@ -18,22 +16,6 @@ MERGED_ELSEWHERE = (
 )
 MODEL_AS_LORA = "model_as_lora"  # ComfyUI's kind of change by another model's weight, less this one's
 COMFYUI_MODULES = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
-
-
-class WeightNames:
-    """The names in a module's `state_dict`, one by one. A merge of n weights calls ComfyUI's `add_patches` n times, and
-    each call looks for one name: for it alone, the layer that has the weight is asked."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-
-    def __contains__(self, name: str) -> bool:
-        path, _, own = name.rpartition(".")
-        try:
-            layer = self.module.get_submodule(path)
-        except AttributeError:
-            return False
-        return own in type(layer).state_dict(layer)
 
 
 def name_files(patches: Patches) -> Patches:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -55,6 +56,7 @@ def order_branches(calls: Sequence[BatchedCall], degree: int) -> list[int]:
     return sorted(indices, key=lambda index: calls[index].branches, reverse=True) if degree > 1 else [*indices]
 
 
+@dataclass(eq=False)
 class CallBatcher:
     """Sends the calls of a step together.
 
@@ -63,12 +65,11 @@ class CallBatcher:
     is_recording: whether calls are never sent, see `record`.
     """
 
-    def __init__(self, send: Callable[[list[BatchedCall]], list[Answer]], runs_in_parallel: Callable[[], bool]) -> None:
-        self.send = send
-        self.runs_in_parallel = runs_in_parallel
-        self.calls: list[BatchedCall] | None = None
-        self.answers: list[Answer] | None = None
-        self.is_recording = False
+    send: Callable[[list[BatchedCall]], list[Answer]]
+    runs_in_parallel: Callable[[], bool]
+    calls: list[BatchedCall] | None = None
+    answers: list[Answer] | None = None
+    is_recording: bool = False
 
     def __deepcopy__(self, _memo: Any) -> CallBatcher:
         """Nodes deep-copy the options of a model, which lead here."""

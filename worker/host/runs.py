@@ -120,11 +120,8 @@ class Runs:
         self.changed.set()
         try:
             yield run
-        except Exception:
-            run.state = "failed"
-            raise
-        except BaseException:  # ComfyUI's interrupt is not an Exception
-            run.state = "cancelled"
+        except BaseException as error:  # ComfyUI's interrupt is not an Exception
+            run.state = "failed" if isinstance(error, Exception) else "cancelled"
             raise
         else:
             run.state = "done"
@@ -170,18 +167,6 @@ class Runs:
         if any(getattr(run, name) != value for name, value in values.items()):
             vars(run).update(values)
             self.changed.set()
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the current run has no prediction yet."""
-        run = self.current
-        return run is not None and run.predicted is None and run.alone is None
-
-    def predicted(self, seconds: float, is_measured: bool) -> None:
-        """Notes the predicted time of a step of the current run from now on."""
-        run = self.record
-        run.predicted, run.is_measured, run.plan_steps = seconds, is_measured, []
-        self.changed.set()
 
     def step(self, operation: str, seconds: float, communication: float) -> None:
         """Notes a step of the ranks in the current run."""
