@@ -173,8 +173,22 @@ class WorkerGroup(Supervisor):
         node: errors are only logged.
         """
         try:
-            with self.turn_within(patience) as has_come:
-                return has_come and self._park(unload)
+            with self.turn(seconds=patience) as has_come:
+                session = self.session
+                if not has_come or session is None or session.is_over:
+                    return has_come
+                if not self._is_idle():
+                    return False
+                if not unload and self.device != "cpu":
+                    try:
+                        self._request(ops.PARK.header(), {}, lambda: None)
+                        session.known.conditions = SentConditions()
+                        return True
+                    except RequestRefused as refusal:
+                        logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
+                session.known = session.known.emptied(is_parked=not unload)
+                self._request(ops.UNLOAD.header(), {}, lambda: None)
+                return True
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
             return isinstance(error, WorkerGroupError)
@@ -185,7 +199,7 @@ class WorkerGroup(Supervisor):
         Returns how many bytes of ComfyUI's accelerator that freed; 0 while a request runs. Raises nothing, like `park`.
         """
         try:
-            with self.turn_within(0.0) as has_come:
+            with self.turn(seconds=0.0) as has_come:
                 if not has_come or not self._is_idle():
                     return 0
                 reply, _ = self._request(ops.TRIM.header(), {}, lambda: None)
@@ -205,7 +219,7 @@ class WorkerGroup(Supervisor):
 
         Raises RequestRefused, also while a job runs, and WorkerGroupError.
         """
-        with self.turn_within(0.0) as has_come:
+        with self.turn(seconds=0.0) as has_come:
             if not has_come:
                 raise RequestRefused(
                     "The worker group is busy with a job.", "Ask for the trace again when it has ended."
@@ -233,24 +247,6 @@ class WorkerGroup(Supervisor):
         """Loads the model that the ranks held when they died. The next request brings its patches."""
         if known.model:
             self.load(*known.model, self.ranks, check, known.remarks, known.name)
-
-    def _park(self, unload: bool) -> bool:
-        """Parks or unloads. Called within a turn. Raises RequestRefused and WorkerGroupError."""
-        session = self.session
-        if session is None or session.is_over:
-            return True
-        if not self._is_idle():
-            return False
-        if not unload and self.device != "cpu":
-            try:
-                self._request(ops.PARK.header(), {}, lambda: None)
-                session.known.conditions = SentConditions()
-                return True
-            except RequestRefused as refusal:
-                logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
-        session.known = session.known.emptied(is_parked=not unload)
-        self._request(ops.UNLOAD.header(), {}, lambda: None)
-        return True
 
     def _is_idle(self) -> bool:
         """Whether a group is waiting for a request. Called within a turn."""

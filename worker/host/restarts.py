@@ -24,12 +24,8 @@ class Restarts:
 
     def count(self) -> int:
         """Returns the number of deaths in the window that ends now."""
-        return len(self.list_recent())
-
-    def list_recent(self) -> list[float]:
-        """Returns when the deaths in the window were."""
         since = self.clock() - WINDOW_SECONDS
-        return [at for at in self.deaths if at > since]
+        return sum(at > since for at in self.deaths)
 
     def note_failed_start(self) -> None:
         self.failed_starts.append(self.clock())
@@ -39,7 +35,7 @@ class Restarts:
 
     def seconds_left(self) -> float:
         """Returns the seconds until a start is allowed; 0 if it is now."""
-        deaths, failed, left = self.list_recent(), self.failed_starts, 0.0
+        deaths, failed, left = self.deaths, self.failed_starts, 0.0
         if len(deaths) > self.most:
             left = deaths[-self.most - 1] + WINDOW_SECONDS - self.clock()
         if len(failed) >= STARTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -70,19 +71,12 @@ class Supervisor:
         self._enter(self.phase)
 
     @contextlib.contextmanager
-    def turn(self, check: Check) -> Iterator[None]:
-        """While entered, no other request runs, and no restart, which would drop the model's patches."""
-        while not self.lock.acquire(timeout=POLL_SECONDS):
+    def turn(self, check: Check = lambda: None, seconds: float = math.inf) -> Iterator[bool]:
+        """While entered, no other request runs, and no restart, which would drop the model's patches. Yields whether
+        the turn has come within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not (has_come := self.lock.acquire(timeout=min(seconds, POLL_SECONDS))) and time.monotonic() < deadline:
             check()
-        try:
-            yield
-        finally:
-            self.lock.release()
-
-    @contextlib.contextmanager
-    def turn_within(self, seconds: float) -> Iterator[bool]:
-        """Takes a turn if it comes within that time. Yields whether it has come."""
-        has_come = self.lock.acquire(timeout=seconds)
         try:
             yield has_come
         finally:
