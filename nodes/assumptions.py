@@ -29,25 +29,20 @@ MODULE = "diffusion_model"
 
 
 class Assumption(NamedTuple):
-    """of: the class or function of ComfyUI. says: what is assumed of it. holds: whether it is so for a model."""
+    """of: the class or function of ComfyUI. says: what is assumed of it. holds: whether it is so for a model of these
+    classes, see `list_broken`."""
 
     of: str
     says: str
-    holds: Callable[[Classes], bool]
-
-
-class Classes(NamedTuple):
-    """model: ComfyUI's, a BaseModel. module: of its diffusion model. patcher: our own."""
-
-    model: type
-    module: type
-    patcher: type
+    holds: Callable[[type, type, type], bool]
 
 
 def list_broken(model: type, module: type, patcher: type) -> list[str]:
-    """Returns, in words, which assumptions do not hold for a model of these classes, see `Classes`."""
-    classes = Classes(model, module, patcher)
-    return [f"a change of ComfyUI ({each.of}: {each.says})" for each in ASSUMED if not each.holds(classes)]
+    """Returns, in words, which assumptions do not hold for a model of these classes. model: ComfyUI's, a BaseModel.
+    module: of its diffusion model. patcher: our own."""
+    return [
+        f"a change of ComfyUI ({each.of}: {each.says})" for each in ASSUMED if not each.holds(model, module, patcher)
+    ]
 
 
 def tree_of(function: Callable[..., object]) -> ast.Module | None:
@@ -79,28 +74,28 @@ def calls_in(model: type) -> Iterator[tuple[str, ast.Call]]:
             yield from calls_of(tree_of(function))
 
 
-def passes_latents_first(classes: Classes) -> bool:
-    return {len(call.args) for name, call in calls_in(classes.model) if name == f"self.{MODULE}"} == {2}
+def passes_latents_first(model: type, *_: type) -> bool:
+    return {len(call.args) for name, call in calls_in(model) if name == f"self.{MODULE}"} == {2}
 
 
-def calls_known_methods(classes: Classes) -> bool:
+def calls_known_methods(model: type, module: type, *_: type) -> bool:
     prefix = f"self.{MODULE}."
-    asked = {name.removeprefix(prefix) for name, _ in calls_in(classes.model) if name.startswith(prefix)}
-    own = {name for name in asked if inspect.isfunction(getattr(classes.module, name, None))}
+    asked = {name.removeprefix(prefix) for name, _ in calls_in(model) if name.startswith(prefix)}
+    own = {name for name in asked if inspect.isfunction(getattr(module, name, None))}
     return own <= {*SENT_METHODS, *dir(torch.nn.Module)}
 
 
-def takes_options(classes: Classes) -> bool:
-    taken = inspect.signature(classes.module.forward).parameters
+def takes_options(_model: type, module: type, *_: type) -> bool:
+    taken = inspect.signature(getattr(module, FORWARD)).parameters
     return OPTIONS in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
 
 
-def enters_at_one_place(classes: Classes) -> bool:
+def enters_at_one_place(_model: type, module: type, *_: type) -> bool:
     """A class whose `_forward` takes other arguments is left by its `forward`, and enters the ranks there. So that must
     pass latents and timestep on as they are, and return what comes back."""
-    if leaves_by(classes.module) == INNER or not runs_wrappers(classes.module):
+    if leaves_by(module) == INNER or not runs_wrappers(module):
         return True
-    tree = tree_of(classes.module.forward)
+    tree = tree_of(getattr(module, FORWARD))
     function = tree.body[0] if tree else None
     if not isinstance(function, ast.FunctionDef):
         return False
@@ -120,9 +115,9 @@ def goes_on(returned: ast.expr | None, first: list[str]) -> bool:
     return [ast.unparse(each) for each in given[:2]] == first
 
 
-def overrides_fit(classes: Classes) -> bool:
+def overrides_fit(_model: type, _module: type, patcher: type) -> bool:
     base = comfy.model_patcher.ModelPatcher
-    for name, function in vars(classes.patcher).items():
+    for name, function in vars(patcher).items():
         before = getattr(base, name, None)
         if inspect.isfunction(function) and inspect.isfunction(before) and not takes_as_many(function, before):
             return False

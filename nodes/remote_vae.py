@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from ..worker.comfyui.source import VaeSource
 from ..worker.comfyui.vae import fingerprint, metadata_of, structure_of, weights_of
 from ..worker.host.client import WorkerGroup
 from ..worker.wire.operations import RANDOM
-from ..worker.wire.tensors import Tensors
 from .errors import Refused
 from .inside.networks import SHARED
 from .inside.references import COMFYUI
@@ -40,22 +41,22 @@ KNOWN = ("comfy.", "torch.")  # modules whose functions ranks have
 CPU = torch.device("cpu")
 
 
+@dataclass(eq=False)
 class RemoteStage:
-    """Replaces a VAE's first_stage_model and sends its calls to the worker group."""
+    """Replaces a VAE's first_stage_model and sends its calls to the worker group.
 
-    def __init__(
-        self, group: WorkerGroup, ranks: int, source: VaeSource, original: torch.nn.Module, device: torch.device
-    ) -> None:
-        """ranks: how many to start if none run. original: the model whose weights the group has or is sent. device:
-        where the original would compute.
-        """
-        self.group = group
-        self.device = device
-        self.ranks = ranks
-        self.source = source
-        self.original: Any = original
-        self.draws_noise = class_of(original).draws_noise
-        setattr(self, CHUNKED, getattr(original, CHUNKED, False))
+    ranks: how many to start if none run. original: the model whose weights the group has or is sent. device: where the
+    original would compute."""
+
+    group: WorkerGroup
+    ranks: int
+    source: VaeSource
+    original: Any
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.draws_noise = class_of(self.original).draws_noise
+        setattr(self, CHUNKED, getattr(self.original, CHUNKED, False))
 
     def __getattr__(self, name: str) -> Any:
         """Packs may replace ComfyUI's methods by others, which use more of the model."""
@@ -89,15 +90,11 @@ class RemoteStage:
         if self.draws_noise:  # the ranks then draw what ComfyUI would draw
             generator = generators(self.device if self.device.type == self.group.device else CPU)[-1]
             tensors[RANDOM] = generator.get_state()
-        source = self.source.to_json()
-        results = self.group.run_vae(direction, source, tensors, self.weights, self.ranks, check_interrupt)
+        source, weights = self.source.to_json(), partial(weights_of, self.original)  # to send, if the ranks need them
+        results = self.group.run_vae(direction, source, tensors, weights, self.ranks, check_interrupt)
         if generator is not None and results[RANDOM].shape == tensors[RANDOM].shape:
             generator.set_state(results[RANDOM])
         return results["result"]
-
-    def weights(self) -> Tensors:
-        """Returns the weights to send."""
-        return weights_of(self.original)
 
 
 class RemoteVaePatcher(comfy.model_patcher.ModelPatcher):

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ def count_call_forward(
     latents, timestep, *others = map(move_to_meta, args)
     if READ in inspect.signature(type(module).forward).parameters:
         timestep = torch.ones_like(timestep, device="cpu")
+    # Attention is as in the ranks, whatever ComfyUI's own process is set to use.
+    attend = lambda _own, *args, **kwargs: attention_pytorch(*args, **kwargs)  # noqa: E731
     given["transformer_options"] = {"optimized_attention_override": attend}
     run = functools.partial(type(module).forward, own, latents, timestep, *others, **given)
     size = tuple(args[0].shape[1:]) if isinstance(args[0], torch.Tensor) else ()
@@ -79,11 +81,6 @@ def count_latents_forward(
 def packed_shape(module: torch.nn.Module, latents: Sequence[int]) -> list[int]:
     """Returns the shape of these latents as ComfyUI samples them. If their sound is unknown, it is left out."""
     return [latents[0], 1, math.prod(latents[1:])] if type(module).__name__ in PACKED else [*latents]
-
-
-def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Runs attention as the ranks do, whatever ComfyUI's own process is set to use."""
-    return attention_pytorch(*args, **kwargs)
 
 
 def move_to_meta(value: Any) -> Any:

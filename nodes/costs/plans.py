@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import comfy.model_base
 import torch
@@ -33,17 +33,11 @@ Steps = dict[str, tuple[float, float]]  # see `ModelCosts.steps`
 ONE_DEVICE = ParallelPlan()
 
 
-class Counted(NamedTuple):
-    """forwards: what was counted, by size. seen: the work of the last calls, by size, which the editor reads."""
-
-    forwards: dict[Any, ForwardCost | None]
-    seen: dict[Any, Work]
-
-
 @functools.cache
-def recall_counted(_name: str, _total: int, _dtype: str) -> Counted:
-    """Returns what was counted of models with this class, bytes and dtype. Their costs on all nodes add to it."""
-    return Counted({}, {})
+def recall_counted(_name: str, _total: int, _dtype: str) -> tuple[dict[Any, ForwardCost | None], dict[Any, Work]]:
+    """Returns what was counted of models with this class, bytes and dtype, and the work of their last calls, which the
+    editor reads; both by size. Their costs on all nodes add to it."""
+    return {}, {}
 
 
 class ModelCosts:

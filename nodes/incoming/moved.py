@@ -79,9 +79,7 @@ class Moved:
 
     def begin_copy(self, value: Any) -> Any:
         """Returns a copy that is still empty, if the value may hold itself."""
-        if isinstance(value, (list, set)):
-            return type(value)()
-        if isinstance(value, dict):
+        if isinstance(value, (dict, list, set)):
             found = copy.copy(value)
             found.clear()
             return found

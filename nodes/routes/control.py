@@ -28,10 +28,6 @@ PARK_SECONDS = 30.0  # to wait for the running job
 POLL_SECONDS = 0.05
 
 
-def start(group: WorkerGroup) -> None:
-    group.start(device_count())
-
-
 def restart(group: WorkerGroup) -> None:
     """Restarts the group with what the settings file has now."""
     reload_settings()
@@ -48,7 +44,7 @@ def park(group: WorkerGroup) -> None:
 
 
 CHANGES: dict[str, Callable[[WorkerGroup], None]] = {
-    "start": start,
+    "start": lambda group: group.start(device_count()),
     "restart": restart,
     "stop": WorkerGroup.stop,
     "park": park,
@@ -82,7 +78,8 @@ def refuse_foreign(request: web.Request) -> None:
     While ComfyUI listens on the loopback only, its pages have an IP address or localhost as their host. Another name
     may be a foreign page's, whose owner lets the name stand for 127.0.0.1 (DNS rebinding).
     """
-    if listens_on_loopback() and not is_local(request.headers.get("Host", "")):
+    is_reached_from_here_alone = all(map(is_loopback, map(str.strip, comfy.cli_args.args.listen.split(","))))
+    if is_reached_from_here_alone and not is_local(request.headers.get("Host", "")):
         raise web.HTTPForbidden(
             text="ComfyUI listens for this machine only, and this page has another name. Open it as localhost."
         )
@@ -93,11 +90,6 @@ def refuse_foreign(request: web.Request) -> None:
         foreign = site not in ("none", "same-origin")
     if foreign:
         raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its workers and settings.")
-
-
-def listens_on_loopback() -> bool:
-    """Whether only this machine reaches ComfyUI."""
-    return all(is_loopback(address.strip()) for address in comfy.cli_args.args.listen.split(","))
 
 
 def is_local(host: str) -> bool:

@@ -216,23 +216,12 @@ def read_layout(file: HostFile) -> tuple[int | None, Sequence[int] | None]:
 
 
 def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
-    """Ranges of blocks and heads name the first and the last, both included.
+    """The fields of the part. Ranges of blocks and heads name the first and the last, both included.
 
-    share, stage: which one, out of how many.
-    rows: a range of the batch, as fractions.
     card: null on the CPU, and for another machine.
     """
-    return {
-        "rank": part.rank,
-        "card": card and {"index": card.index, "name": card.name, "total": card.total},
-        "share": part.share,
-        "rows": part.rows,
-        "stage": part.stage,
-        "blocks": part.blocks and [part.blocks[0], part.blocks[-1]],
-        "heads": part.heads and [part.heads[0], part.heads[-1]],
-        "tokens": part.tokens,
-        "head_share": part.head_share,
-    }
+    ends = {name: each and [each[0], each[-1]] for name, each in (("blocks", part.blocks), ("heads", part.heads))}
+    return {**vars(part), **ends, "card": card and {"index": card.index, "name": card.name, "total": card.total}}
 
 
 def find_model(question: Question) -> tuple[HostFile | None, list[dict[str, str]], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.errors import PlanError
@@ -18,7 +18,6 @@ MAX_ITEMS = 64
 MAX_SIZE = 1 << 20  # of a picture, in pixels or frames
 PARALLEL_SAMPLER = "ParallelDiT_Sampler"
 Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
-Values = dict[str, int | float | str]
 
 
 class FromPage(BaseModel):
@@ -55,18 +54,11 @@ class Sampler(FromPage):
         return self.model_copy(update={"picture": own.model_copy(update=single)})
 
 
-def check_mode(values: Values) -> Values:
-    """Returns the values of a node. Raises ValueError for another mode than its two."""
-    if values.get("mode") not in (AUTO, MANUAL):
-        raise ValueError("the mode is neither auto nor manual")
-    return values
-
-
 class Question(FromPage):
     """values, group: of the node. files: that are chosen at the node that makes the model, by widget; empty if the
     editor cannot tell. weight_dtype: chosen there. samplers: that use the model."""
 
-    values: Annotated[Values, AfterValidator(check_mode)]
+    values: dict[str, int | float | str]
     group: int = 1
     files: Annotated[dict[str, str], Field(max_length=MAX_ITEMS)] = {}
     weight_dtype: str = ""
@@ -74,7 +66,7 @@ class Question(FromPage):
 
     @property
     def mode(self) -> str:
-        return str(self.values["mode"])
+        return str(self.values.get("mode"))
 
     @property
     def pictures(self) -> list[Picture]:
@@ -105,7 +97,10 @@ def read_question(asked: dict[str, Any]) -> Question:
      "group": 1, "files": {"unet_name": …}, "weight_dtype": "default",
      "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}
     """
-    return Question.model_validate({name: value for name, value in asked.items() if value is not None})
+    question = Question.model_validate({name: value for name, value in asked.items() if value is not None})
+    if question.mode not in (AUTO, MANUAL):
+        raise ValueError("the mode is neither auto nor manual")
+    return question
 
 
 class Sampled(NamedTuple):

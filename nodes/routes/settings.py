@@ -89,6 +89,7 @@ def describe() -> dict[str, Any]:
     outdated: the numbers of the worker groups that run with older settings.
     """
     found, written = settings(), read_object(settings_file())
+    set_by_variable = {name for name in NAMES if os.environ.get(variable_of(name))}
     return {
         "settings": [
             {
@@ -96,22 +97,15 @@ def describe() -> dict[str, Any]:
                 "value": getattr(found, each.name),
                 "default": each.default,
                 "choices": CHOICES.get(each.name),
-                "source": find_source(each.name, written),
+                "source": "variable" if each.name in set_by_variable else "file" if each.name in written else "default",
                 "variable": variable_of(each.name),
-                "is_open": each.name not in NOT_FROM_A_PAGE and not os.environ.get(variable_of(each.name)),
+                "is_open": each.name not in (*NOT_FROM_A_PAGE, *set_by_variable),
             }
             for each in fields(Settings)
         ],
         "cards": describe_cards(),
         "outdated": list_outdated(),
     }
-
-
-def find_source(name: str, written: Mapping[str, Any]) -> str:
-    """Says where the value of a setting comes from. written: the file's values."""
-    if os.environ.get(variable_of(name)):
-        return "variable"
-    return "file" if name in written else "default"
 
 
 def describe_cards() -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,10 +49,8 @@ def read_files(files: Sequence[str]) -> None:
         paths = [Path(file) for file in files]
         if sum(path.stat().st_size for path in paths) > available_ram_bytes():  # cached files count as free memory
             return
-        buffer = bytearray(CHUNK)
         for path in paths:
-            with path.open("rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+            with path.open("rb", buffering=0) as file, open(os.devnull, "wb", buffering=0) as nowhere:
+                shutil.copyfileobj(file, nowhere, CHUNK)
     except OSError as error:
         logging.debug("[ParallelDiT] %s", error)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -40,15 +41,8 @@ def leaves_by(cls: type) -> str:
     return INNER if is_around and fits else FORWARD
 
 
-@contextmanager
-def enter_at(module: torch.nn.Module, method: str) -> Iterator[None]:
+def enter_at(module: torch.nn.Module, method: str) -> AbstractContextManager[Any]:
     """While entered, a call of a rank's module begins at this method."""
-    own: dict[str, Any] = vars(module)
-    if method == FORWARD or FORWARD in own:  # a node's function in place of it runs whole
-        yield
-        return
-    own[FORWARD] = getattr(module, method)
-    try:
-        yield
-    finally:
-        del own[FORWARD]
+    if method == FORWARD or FORWARD in vars(module):  # a node's function in place of it runs whole
+        return nullcontext()
+    return patch.object(module, FORWARD, getattr(module, method))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -75,17 +76,12 @@ def load_vae(source: VaeSource, sent: Weights, device: torch.device) -> Any:
     return vae
 
 
-def chunk_bytes(device: torch.device) -> int:
-    """Returns how many bytes of a video LTX's VAE computes at a time on a device."""
+def use_chunk_bytes(device: torch.device, agree: Callable[[int], int]) -> AbstractContextManager[Any]:
+    """While entered, LTX's VAE in this rank computes as many bytes of a video at a time as all ranks agree on. agree:
+    returns that, and gets what it would be on this device."""
     import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
 
-    return ltx.get_max_chunk_size(device)
-
-
-def use_chunk_bytes(size: int) -> AbstractContextManager[Any]:
-    """While entered, LTX's VAE in this rank computes this many bytes at a time on any device."""
-    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
-
+    size = agree(ltx.get_max_chunk_size(device))
     return patch.object(ltx, "get_max_chunk_size", lambda _device: size)
 
 

@@ -10,7 +10,7 @@ from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.vae.parallel import CPU, ParallelVAE, VaeSizes
 
 from ...comfyui.source import VaeSource
-from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
+from ...comfyui.vae import load_vae, use_chunk_bytes
 from ...wire.operations import RANDOM, VAE_WEIGHTS
 from ...wire.tensors import Tensors
 from ..agreement import DONE, REFUSED, JobEnded
@@ -63,5 +63,5 @@ def same_chunk_size(vae: ParallelVAE, job: Job) -> AbstractContextManager[Any]:
     """While entered, a VAE that splits videos by its device's free memory uses the same size on all ranks."""
     if not vae.kind.whole_sizes:
         return nullcontext()
-    everywhere = gather_numbers((chunk_bytes(vae.device),), job.groups.world_axis(CPU).group)
-    return use_chunk_bytes(int(min(everywhere)[0]))
+    group = job.groups.world_axis(CPU).group
+    return use_chunk_bytes(vae.device, lambda own: int(min(gather_numbers((own,), group))[0]))
