@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,8 +133,9 @@ def remote_vae(vae: Any, group: WorkerGroup, ranks: int, dtype: torch.dtype | No
     found.patcher = RemoteVaePatcher(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
     found.device, found.vae_dtype = CPU, dtype or held
     kept, sharers = vae.model_size(), 1 if kind.tiles else ranks  # rank 0 joins the tiles on its device
-    for name in ("memory_used_decode", "memory_used_encode"):
-        setattr(found, name, scale_estimate(getattr(vae, name), sharers, kept))
+    for name in ("memory_used_decode", "memory_used_encode"):  # now of rank 0, on ComfyUI's device
+        whole = getattr(vae, name)
+        setattr(found, name, lambda shape, dtype, whole=whole: whole(shape, dtype) / sharers + kept)
     for name in () if method.endswith("_tiled") else TILED:
         setattr(found, name, refuse_tiles)
     return found
@@ -151,12 +152,6 @@ def file_of(vae: comfy.sd.VAE) -> str:
 def refuse_tiles(*_given: Any, **_options: Any) -> Any:
     """ComfyUI's VAE switches to tiles that nobody asked for if its memory runs out. It computes these itself."""
     raise Refused("ComfyUI's device has no room for its share of the picture, so ComfyUI cuts it into tiles.")
-
-
-def scale_estimate(estimate: Callable[..., float], sharers: int, kept: int) -> Callable[..., float]:
-    """Returns an estimate of rank 0's memory on ComfyUI's device. sharers: how many ranks share what is estimated.
-    kept: the weights, in bytes."""
-    return lambda shape, dtype: estimate(shape, dtype) / sharers + kept
 
 
 def check_vae(vae: Any) -> VaeClass:

@@ -6,6 +6,7 @@ Only pages of this ComfyUI may call POST.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -109,12 +110,10 @@ def describe() -> dict[str, Any]:
 
 
 def describe_cards() -> list[dict[str, Any]]:
-    try:
+    found, used = list[Card](), list[Card]()
+    with contextlib.suppress(
+        SettingsError
+    ):  # device or gpus name what is not there, and a page may want to change that
         found = all_cards()
-    except SettingsError:  # device names what is not there, and a page may want to change that
-        return []
-    try:
         used = split_cards()[0]
-    except SettingsError:  # likewise gpus
-        used: list[Card] = []
     return [{"index": card.index, "words": str(card), "is_used": card in used} for card in found]
