@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,7 +197,11 @@ def describe_ranks(plan: ParallelPlan, sampled: Sampled | None, branches: tuple[
     `list_branches`."""
     if plan.world_size > MAX_RANKS:
         return []
-    heads, blocks = read_layout(sampled.file) if sampled else (None, None)
+    heads = blocks = None
+    if sampled:
+        module, blocks = sampled.file.module, sampled.file.sizes.blocks or None
+        spec = spec_of(type(module))
+        heads = attention_sizes_of(module, spec).heads if spec and spec.attends else None
     parts = rank_parts(plan, heads, blocks)
     if (plan.dp, plan.cfg) != (1, 2):
         branches = ()
@@ -207,12 +210,6 @@ def describe_ranks(plan: ParallelPlan, sampled: Sampled | None, branches: tuple[
         rank_json(part, card) | {"branch": branches[part.coordinates["cfg"]] if branches else None}
         for part, card in pairs
     ]
-
-
-def read_layout(file: HostFile) -> tuple[int | None, Sequence[int] | None]:
-    """Returns the heads of a model's attention, and the bytes of each of its blocks; None if unknown."""
-    spec = spec_of(type(file.module))
-    return attention_sizes_of(file.module, spec).heads if spec and spec.attends else None, file.sizes.blocks or None
 
 
 def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:

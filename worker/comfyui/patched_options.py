@@ -41,9 +41,7 @@ class CallContext(NamedTuple):
 
 def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
     """Returns the options as ComfyUI's classes read them, and the context that they ask for. Raises RequestError."""
-    options = dict(options)
-    for name in (RUN, FACTS):  # what they name is there
-        options.pop(name, None)
+    options = {name: value for name, value in options.items() if name not in (RUN, FACTS)}  # what they name is there
     changes = [decoder.decode(each) for each in options.pop(MODEL_CHANGES, [])]
     compiled, asked = options.pop(COMPILED, None), options.pop(NODE_FUNCTIONS, None)
     if asked is not None or changes:
