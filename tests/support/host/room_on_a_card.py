@@ -104,7 +104,7 @@ class Scene:
     def load(self, dtype: str) -> Any:
         file = self.files.describe_host_file(self.path, *self.files.WEIGHT_DTYPES[dtype])
         patcher = self.loader.load_described(file, "tiny", None, 1)
-        patcher.remote.planned.sizes = self.sizes.WeightSizes(OURS)
+        patcher.remote.planned.costs.sizes = self.sizes.WeightSizes(OURS)
         patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
         return patcher
 
@@ -133,7 +133,7 @@ class Scene:
         self.begin()
         self.management.unload_all_models()
         self.group.asked.clear()
-        self.ours.remote.planned.sizes, self.other.size = sizes, ENCODER
+        self.ours.remote.planned.costs.sizes, self.other.size = sizes, ENCODER
         clip = importlib.import_module("comfy.sd").CLIP(no_init=True)
         clip.patcher, clip.cond_stage_model = self.other, self.other.model
         held: list[list[float]] = []
@@ -221,7 +221,7 @@ def main(comfyui: str, model: str) -> dict[str, Any]:
     scene.begin()
     remote = scene.ours.remote.planned
     remote.decided.choice = remote.decided.choice._replace(plan=replace(remote.plan, weights="host"))
-    remote.sizes = whole
+    remote.costs.sizes = whole
     scene.sample(scene.ours)
     management.load_models_gpu([scene.other])
     scene.prepare(scene.ours, 1)
@@ -230,7 +230,7 @@ def main(comfyui: str, model: str) -> dict[str, Any]:
     found["prompts"] = {"fits": scene.prompts(whole), "does not": scene.prompts(larger)}
 
     scene.begin()
-    scene.ours.remote.planned.sizes = larger
+    scene.ours.remote.planned.costs.sizes = larger
     scene.group.kept = 0
     found["parked"] = {}
     for told in ({"kind": "whole"}, {"kind": "host", "blocks": 20}, {}):
