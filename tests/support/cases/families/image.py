@@ -133,20 +133,8 @@ def flux(guidance_embeds: bool) -> Family:
 
 
 def bria() -> Family:
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        from diffusers.pipelines.bria.pipeline_bria import BriaPipeline as pipeline
-
-        batch, channels, height, width = latents.shape
-        sides = (height // 2, width // 2)
-        tokens = model(
-            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
-            timestep=timestep,
-            txt_ids=torch.zeros(TEXT_TOKENS, 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, *sides, latents.device, torch.float32)[0],
-            **given,
-        ).sample
-        return pipeline._unpack_latents(tokens, *sides, vae_scale_factor=1)
-
+    """Its pipeline has tokens and their places as Flux's has them."""
+    reference = partial(by_packed_tokens, diffusers.FluxPipeline)
     return Family("BriaTransformer2DModel", {**FLUX, "in_channels": 16}, drawn(**TEXT), reference, channels=4)
 
 
