@@ -27,6 +27,8 @@ from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.forward import NodeCode
+from tests.support.cases.host.base import fill_weights, of_comfyui
+from tests.support.cases.host.flux import FLUX
 from tests.support.fakes.rank import one_of
 from tests.support.host.mounted import import_comfyui
 
@@ -43,17 +45,9 @@ BY_NODES = "ulysses=2, beside nodes' functions"  # which the mode of attention w
 
 
 def build(double: int, single: int) -> torch.nn.Module:
-    made: Any = importlib.import_module("comfy.ldm.flux.model").Flux
-    torch.manual_seed(0)
-    model = made(
-        dtype=torch.float32, device="cpu", operations=importlib.import_module("comfy.ops").disable_weight_init,
-        in_channels=16, out_channels=16, vec_in_dim=16, context_in_dim=32, hidden_size=WIDTH, mlp_ratio=4.0,
-        num_heads=HEADS, depth=double, depth_single_blocks=single, axes_dim=[4, 6, 6], theta=10000, patch_size=2,
-        qkv_bias=True, guidance_embed=True, txt_ids_dims=[],
-    ).eval().requires_grad_(False)  # fmt: skip
-    for parameter in model.parameters():
-        parameter.normal_(0, 0.02)
-    return model
+    narrow = {"vec_in_dim": 16, "context_in_dim": 32, "hidden_size": WIDTH, "num_heads": HEADS}
+    depths = {"depth": double, "depth_single_blocks": single}
+    return fill_weights(of_comfyui("comfy.ldm.flux.model.Flux", **{**FLUX, **narrow, **depths}))
 
 
 def milliseconds(run: Callable[[], object]) -> float:

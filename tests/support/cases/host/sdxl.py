@@ -11,21 +11,17 @@ from typing import Any
 import torch
 
 from tests.support.cases.host.base import fill_weights, of_comfyui
+from tests.support.cases.host.image import UNET_CLASS, UNET_XL_BASE
 
-UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 LATENT_CHANNELS, TEXT_TOKENS, TEXT_WIDTH, LABELS = 4, 77, 64, 64
 
 
 def config(channels: int) -> dict[str, Any]:
     """What the class takes, for so many channels in the first level."""
-    return {
-        "image_size": 32, "in_channels": LATENT_CHANNELS, "out_channels": LATENT_CHANNELS, "dims": 2,
-        "model_channels": channels, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4],
-        "num_heads": -1, "num_head_channels": channels // 4,
-        "transformer_depth": [0, 0, 2, 2, 10, 10], "transformer_depth_middle": 10,
-        "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
-        "use_spatial_transformer": True, "use_linear_in_transformer": True, "use_temporal_attention": False,
-        "context_dim": TEXT_WIDTH, "num_classes": "sequential", "adm_in_channels": LABELS,
+    return UNET_XL_BASE | {
+        "model_channels": channels, "num_head_channels": channels // 4, "transformer_depth": [0, 0, 2, 2, 10, 10],
+        "transformer_depth_middle": 10, "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+        "context_dim": TEXT_WIDTH, "adm_in_channels": LABELS,
     }  # fmt: skip
 
 
