@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +27,8 @@ from tests.support.fakes.rank import pretended
 from tests.support.fakes.tally import Tally
 from tests.support.family_model import FamilyModel
 from tests.support.labelled.tensors import GPU
+from worker.comfyui import model as comfyui
+from worker.comfyui.source import HostSource
 
 # Of a sampling under a plan with stages: one of the whole image; one that is measured; and one after it, as the last
 # sends nothing back to the first stage.
@@ -118,13 +118,9 @@ def places_of(parallel: Parallel) -> list[int]:
 
 def import_comfyui() -> None:
     """The one that COMFYUI_PATH names; outside of any fake mode, as it looks at the machine."""
-    if "comfy.ops" in sys.modules:
-        return
-    sys.path.append(os.environ["COMFYUI_PATH"])
-    arguments = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
-    with unset_fake_temporarily(), patch.object(sys, "argv", arguments):
-        importlib.import_module("comfy.options").enable_args_parsing()
-        importlib.import_module("comfy.model_base")
+    arguments = ("--cpu", "--use-pytorch-cross-attention")
+    with unset_fake_temporarily():
+        comfyui.import_comfyui(HostSource(os.environ["COMFYUI_PATH"], arguments, "", "", "", ""))
 
 
 def run(parallel: Parallel, model: Model, watch: Watch) -> None:

@@ -11,9 +11,7 @@ import functools
 import itertools
 import json
 import os
-import sys
 from typing import Any
-from unittest.mock import patch
 
 import diffusers
 import torch
@@ -32,17 +30,13 @@ from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.oracle import sample
 from tests.support.spec_probe import mistakes_in
+from worker.comfyui.model import import_comfyui
+from worker.comfyui.source import HostSource
 
 SIGMAS = torch.linspace(0.9, 0.0, 5)  # of a sampling's steps
 
-sys.path.append(os.environ["COMFYUI_PATH"])
-with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
-    import comfy.ldm.modules.attention
-    import comfy.model_base  # noqa: F401 (every class that there is)
-    from comfy.utils import pack_latents, unpack_latents
+import_comfyui(HostSource(os.environ["COMFYUI_PATH"], ("--cpu", "--use-pytorch-cross-attention"), "", "", "", ""))
+from comfy.utils import pack_latents, unpack_latents  # noqa: E402
 
 
 def flat(output: Any) -> torch.Tensor:
