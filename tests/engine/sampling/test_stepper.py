@@ -53,9 +53,8 @@ def test_a_partial_run_equals_an_image_to_image_pipelines_loop(name: str) -> Non
     timesteps = plain.timesteps[begin:]
     if hasattr(plain, "set_begin_index"):
         plain.set_begin_index(begin)
-    add_noise = plain.scale_noise if hasattr(plain, "scale_noise") else None
-    if add_noise:
-        latents = add_noise(original, timesteps[:1], noise)
+    if hasattr(plain, "scale_noise"):
+        latents = plain.scale_noise(original, timesteps[:1], noise)
     else:
         latents = plain.add_noise(original, noise, timesteps[:1])
     stepper = Stepper.prepare(scheduler, STEPS, denoise=0.6, generator=seeded())

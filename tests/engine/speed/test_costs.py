@@ -30,10 +30,6 @@ FLUX = {
 SIZES = WeightSizes(0)  # of weights that take no memory
 
 
-def unknown_room(_plan: ParallelPlan, _working: float) -> None:
-    return None
-
-
 def flux(device: str) -> torch.nn.Module:
     with torch.device(device):
         return diffusers.FluxTransformer2DModel(**FLUX).eval()
@@ -125,7 +121,7 @@ def ranked(
     where: Machine,
     branches: bool = False,
     sizes: WeightSizes = SIZES,
-    room: Room = unknown_room,
+    room: Room = lambda _plan, _working: None,
 ) -> list[Prediction]:
     """All plans of a model with 24 heads on all ranks, the best first."""
     plans = list_plans(len(where.speeds), rows, lambda plan: plan.check_model(heads=24), branches=branches, heads=24)

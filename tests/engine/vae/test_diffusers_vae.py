@@ -13,7 +13,8 @@ from parallel_backend.groups.mesh import Axis
 from parallel_backend.hooks import Hooks
 from parallel_backend.vae.pipeline import PipelineVAE, check_vae
 from tests.support.cases.vaes.diffusers_vaes import VAES, latents_of
-from tests.support.cases.vaes.vae_cases import BF16, CASES, norm_input, relative_error
+from tests.support.cases.vaes.vae_cases import BF16, CASES, norm_input
+from tests.support.host.graphs import relative_error
 from tests.support.ranks.pool import RankPool
 from tests.support.ranks.vae_ranks import SEED
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.cases.vaes.host_vaes import MEASURED, VAES
-from tests.support.cases.vaes.vae_cases import relative_error
+from tests.support.host.graphs import relative_error
 from tests.support.ranks.pool import RankPool
 
 RANKS = 4  # of which the first and the last have one neighbour, as both of two have, and the others have two

@@ -10,8 +10,10 @@ kernels a rank may have side by side; with as much room, none ever waits for roo
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -178,9 +180,10 @@ def room_needed(calls: Sequence[Call]) -> dict[int, int]:
     for call, ends in check(calls):
         if ends:
             begun = [ended[each.number, False] for each in (call, *call.partners)]
-            ended[call.number, True] = union(begun) | 1 << call.number
+            ended[call.number, True] = functools.reduce(operator.or_, begun, 1 << call.number)
         else:
-            ended[call.number, False] = union(ended[each.number, True] for each in call.before)
+            before = (ended[each.number, True] for each in call.before)
+            ended[call.number, False] = functools.reduce(operator.or_, before, 0)
     found: dict[int, int] = {}
     for rank in sorted({call.rank for call in calls}):
         own = [call for call in calls if call.rank == rank and not call.is_on_host]
@@ -195,13 +198,6 @@ def room_needed(calls: Sequence[Call]) -> dict[int, int]:
             for call in own
         }
         found[rank] = largest_set(set(beside), beside)
-    return found
-
-
-def union(bits: Any) -> int:
-    found = 0
-    for each in bits:
-        found |= each
     return found
 
 

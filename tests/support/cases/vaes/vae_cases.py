@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,10 +127,3 @@ def norm_input() -> torch.Tensor:
     values = torch.randn(2, 8, 9, 40, generator=seeded(3)) + 30
     values[:, :, 4] += 20
     return values
-
-
-def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference as a share of the largest value."""
-    if result.shape != expected.shape:
-        return math.inf
-    return ((result.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
