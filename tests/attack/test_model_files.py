@@ -32,12 +32,8 @@ def named(key: bytes) -> bytes:
     return struct.pack("<Q", len(key)) + key
 
 
-def array_of_2_40() -> bytes:
-    return gguf_of(1, 0, named(b"general.x") + struct.pack("<IIQ", ARRAY, UINT8, MANY) + bytes(64))
-
-
-def nested_arrays() -> bytes:
-    return gguf_of(1, 0, named(b"general.x") + struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * DEPTH)
+def field(value: bytes) -> bytes:
+    return gguf_of(1, 0, named(b"general.x") + value)
 
 
 def empty_gguf_tensors() -> bytes:
@@ -55,8 +51,8 @@ def empty_safetensors() -> bytes:
 
 
 FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "an array of 2^40 elements": ("bomb.gguf", array_of_2_40),
-    "arrays in arrays": ("nested.gguf", nested_arrays),
+    "an array of 2^40 elements": ("bomb.gguf", lambda: field(struct.pack("<IIQ", ARRAY, UINT8, MANY) + bytes(64))),
+    "arrays in arrays": ("nested.gguf", lambda: field(struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * DEPTH)),
     "as many fields as there are numbers": ("fields.gguf", lambda: gguf_of((1 << 64) - 1, 0, bytes(256))),
     "as many tensors as there are numbers": ("tensors.gguf", lambda: gguf_of(0, (1 << 64) - 1, bytes(256))),
     "a name of 2^63 letters": ("name.gguf", lambda: gguf_of(1, 0, struct.pack("<Q", 1 << 63) + bytes(64))),

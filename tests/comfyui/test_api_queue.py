@@ -6,9 +6,9 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -16,7 +16,7 @@ from PIL import Image
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.support.cases.families import FAMILIES
+from tests.conftest import LINEAR_BETAS
 from tests.support.cases.loop_cases import EXPECTED
 from tests.support.host.graphs import Job, bypass, latents, ranks, relative_error, status
 from tests.support.host.shape_checker import judge
@@ -95,30 +95,16 @@ def test_steps_report_progress_and_previews(scheduler: str | None, count: int, l
     assert len(previews) >= (1 if scheduler else count) and min(previews) > 200, "too short for a picture"
 
 
-@torch.inference_mode()
 def stock_euler(job: Job, base: Path) -> torch.Tensor:
-    """ComfyUI's latents by its Euler sampler with guidance over its "simple" schedule, of diffusers' plain model."""
+    """ComfyUI's latents by its Euler sampler with guidance over its "simple" schedule, of diffusers' plain model and
+    scheduler."""
     case = EXPECTED[job.name]
-    model, family = case.load(job, base), FAMILIES[case.family]
-    texts = [case.conditions(job, base, each) for each in (job.positive, job.negative)]
-    is_flow = case.channels == 3
-    table = torch.arange(1, 1001) / 1000 if is_flow else linear_beta_sigmas()
-    # Equally spaced entries of the model's table, then 0.
-    sigmas = torch.cat([table[[-(1 + int(step * 1000 / job.steps)) for step in range(job.steps)]], torch.zeros(1)])
-
-    def slope(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """Towards the noise: what a flow's model predicts, and epsilon."""
-        timestep = sigma * 1000 if is_flow else (table - sigma).abs().argmin().float()
-        scaled = x if is_flow else x / (sigma**2 + 1).sqrt()
-        wanted, unwanted = (family.reference(model, scaled, timestep[None], text) for text in texts)
-        return unwanted + job.cfg * (wanted - unwanted)
-
-    x = case.noise(job) * (sigmas[0] if is_flow else (sigmas[0] ** 2 + 1).sqrt())
-    for sigma, following in pairwise(sigmas):
-        x = x + (following - sigma) * slope(x, sigma)
-    return x / case.scale + case.shift
-
-
-def linear_beta_sigmas() -> torch.Tensor:
-    alphas = torch.cumprod(1 - torch.linspace(1e-4, 2e-2, 1000, dtype=torch.float64), 0)
-    return ((1 - alphas) / alphas).sqrt().float()
+    # Equally spaced entries of the model's table.
+    entries = [999 - step * 1000 // job.steps for step in range(job.steps)]
+    if case.channels == 3:  # a flow's model
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+        scheduler.set_timesteps(sigmas=[(entry + 1) / 1000 for entry in entries])
+    else:
+        scheduler = diffusers.EulerDiscreteScheduler.from_config(LINEAR_BETAS, timestep_spacing="leading")
+        scheduler.set_timesteps(timesteps=entries)
+    return case.sample(job, base, scheduler)

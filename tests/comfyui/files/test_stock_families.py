@@ -51,14 +51,6 @@ prompt = partial(stock_prompts.prompt, steps=2)  # the second one has what the f
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 
 
-def own_names(layer: str, weight: torch.Tensor) -> Layers:
-    yield layer, weight
-
-
-def prefixed_names(layer: str, weight: torch.Tensor) -> Layers:
-    yield f"diffusion_model.{layer}", weight
-
-
 def divided_names(layer: str, weight: torch.Tensor) -> Layers:
     """diffusers' names of attention, whose matrices are one in the file."""
     if not layer.endswith(".qkv"):
@@ -70,9 +62,9 @@ def divided_names(layer: str, weight: torch.Tensor) -> Layers:
 
 # By case, how a LoRA names its layers, some of which are one in the file: each way to name them.
 LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
-    "qwen-image": own_names,
+    "qwen-image": lambda layer, weight: iter([(layer, weight)]),
     "z-image": divided_names,
-    "lumina-2": prefixed_names,
+    "lumina-2": lambda layer, weight: iter([(f"diffusion_model.{layer}", weight)]),
 }
 # A case, and what else its positive text holds.
 GIVEN = {
