@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,12 @@ from tests.support.census.controlnets import ADAPTER, CONTROLNETS, LOCKED, NO_FI
 from tests.support.census.loading import Loading
 from tests.support.census.rows import Row
 from tests.support.host.stock_prompts import ALL
+
+# A T2I adapter for Stable Diffusion 1, whose loader takes this from the shapes.
+OF_SD1 = {
+    **{"channels": [32, 64, 128, 128], "nums_rb": 2, "cin": 3 * 8**2, "ksize": 1},
+    **{"sk": True, "use_conv": False, "xl": False},
+}
 
 
 class GivenNetworks(Loading):
@@ -105,9 +110,9 @@ class GivenNetworks(Loading):
                 extra_conds=["y", "guidance"],
             )
         if kind == ADAPTER:
-            file = self.base / "models" / "controlnet" / f"{kind}.safetensors"
-            file.parent.mkdir(exist_ok=True)
-            save_file(t2i_adapter(), file)
+            adapter = importlib.import_module("comfy.t2i_adapter.adapter").Adapter
+            network = partial(adapter, **OF_SD1)
+            file = self.saved_once(kind, network, "controlnet")
             return self.run("ControlNetLoader", control_net_name=file.name)[0]
         module, name, config, is_alike = CONTROLNETS[kind]
         like, more = ALL[row.model], {}
@@ -118,16 +123,13 @@ class GivenNetworks(Loading):
         file = self.saved_once(kind, network, "controlnet", **more)
         return self.run("ControlNetLoader", control_net_name=file.name)[0]
 
-    def apply_controlnets(
-        self, row: Row, model: Any, kinds: Iterable[str], start: float = 0.3, network: Any = None
-    ) -> tuple[Any, Any]:
-        """The row's texts with ControlNets of these kinds, or this one, one after the other. start: after a part of the
-        steps."""
+    def apply_controlnets(self, row: Row, model: Any, kinds: Iterable[str], start: float = 0.3) -> tuple[Any, Any]:
+        """The row's texts with ControlNets of these kinds, one after the other. start: after a part of the steps."""
         positive, negative = (self.conditioning(row.model, name) for name in ("positive", "negative"))
         for kind in kinds:
             positive, negative = self.run(
                 "ControlNetApplyAdvanced", positive=positive, negative=negative,
-                control_net=network or self.a_controlnet(kind, row, model), image=self.a_image(row, model),
+                control_net=self.a_controlnet(kind, row, model), image=self.a_image(row, model),
                 strength=0.7, start_percent=start, end_percent=1.0, vae=self.a_vae(row, model),
             )  # fmt: skip
         return positive, negative
@@ -146,21 +148,6 @@ def of_a_pack(control: Any) -> Any:
         return copied
 
     return type("PackControlNet", (control,), {"copy": copy})
-
-
-def t2i_adapter(channels: tuple[int, ...] = (32, 64, 128, 128)) -> dict[str, torch.Tensor]:
-    """Under the names of the adapters for Stable Diffusion 1."""
-    shapes = {"conv_in": (channels[0], 3 * 8**2, 3, 3)}
-    for place, (before, own) in enumerate(zip(channels[:1] + channels, channels, strict=False)):
-        if before != own:
-            shapes[f"body.{2 * place}.in_conv"] = (own, before, 1, 1)
-        for block, (layer, side) in itertools.product((2 * place, 2 * place + 1), {"block1": 3, "block2": 1}.items()):
-            shapes[f"body.{block}.{layer}"] = (own, own, side, side)
-    generator, weights = torch.Generator().manual_seed(5), {}
-    for layer, shape in shapes.items():
-        weights[f"{layer}.weight"] = torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5
-        weights[f"{layer}.bias"] = torch.zeros(shape[0])
-    return weights
 
 
 def save(network: torch.nn.Module, file: Path, metadata: Mapping[str, str] | None = None, **more: torch.Tensor) -> None:
