@@ -83,45 +83,30 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.by_name = Counter[str]()
 
-    @property
-    def count(self) -> int:
-        return self.by_name.total()
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        is_view = func.is_view and not (isinstance(found, torch.Tensor) and is_copy(found, args[0]))
+        is_view = func.is_view
+        if is_view and isinstance(found, torch.Tensor):  # or a copy: of `contiguous`, say
+            is_view = found.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()
         if not (is_view or func.namespace == "c10d" or "empty" in func.__name__):
             self.by_name[func.__name__] += 1
         return found
 
 
-def is_copy(found: torch.Tensor, given: torch.Tensor) -> bool:
-    """Whether an operation that may return a view, such as `contiguous`, has copied."""
-    return found.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
+def exchange_of(run: Callable[[], object]) -> float:
+    """The milliseconds of shared attention in a run."""
+    attend, total = ParallelAttention.__call__, 0.0
 
+    def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal total
+        began = time.thread_time()
+        found = attend(*args, **kwargs)
+        total += 1e3 * (time.thread_time() - began)
+        return found
 
-class Meter:
-    """While entered, counts the milliseconds of shared attention."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-
-    def __enter__(self) -> Meter:
-        attend = ParallelAttention.__call__
-
-        def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
-            began = time.thread_time()
-            try:
-                return attend(*args, **kwargs)
-            finally:
-                self.total += 1e3 * (time.thread_time() - began)
-
-        self.patched = patch.object(ParallelAttention, "__call__", timed)
-        self.patched.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.patched.stop()
+    with patch.object(ParallelAttention, "__call__", timed):
+        run()
+    return total
 
 
 def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, call: Call) -> dict[str, float]:
@@ -136,13 +121,10 @@ def measure(model: torch.nn.Module, degrees: dict[str, int], is_plain: bool, cal
         def run() -> None:
             parallel.run_calls([call])
 
-        found: dict[str, float] = {"ms": milliseconds(run), "calls": calls(run)}
-        with Meter() as meter:
-            run()
-        found["exchange"] = meter.total
+        found: dict[str, float] = {"ms": milliseconds(run), "calls": calls(run), "exchange": exchange_of(run)}
         with Operations() as operations:
             run()
-        found["operations"] = operations.count
+        found["operations"] = operations.by_name.total()
         parallel.remove()
         return found
 
@@ -164,7 +146,7 @@ def main(comfyui: str, *blocks: str) -> dict[str, Any]:
 
     with Operations() as operations:
         alone()
-    own = {"ms": milliseconds(alone), "calls": calls(alone), "operations": operations.count}
+    own = {"ms": milliseconds(alone), "calls": calls(alone), "operations": operations.by_name.total()}
     found = {"the model's own": own}
     cases = [(name, plan, True) for name, plan in PLANS.items()]
     for name, degrees, is_plain in [*cases, (BY_NODES, PLANS["ulysses=2"], False)]:

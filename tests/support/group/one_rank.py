@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from demo.host import REPOSITORY
 from worker.launch.lifetime import PARENT
@@ -30,7 +30,7 @@ def close_server(server: HandshakeServer) -> None:
     server.listener.close()
 
 
-class OneRank:
+class OneRank(AbstractContextManager["OneRank"]):
     """A group of one rank on the CPU. folder: for its log. module: what its process runs. version: that it is told."""
 
     def __init__(self, folder: Path, module: str = "worker.rank.main", version: int = VERSION) -> None:
@@ -68,12 +68,7 @@ class OneRank:
         self.control = connect_to(folder / CONTROL, token)
         self.last_id = 0
 
-    def __enter__(self) -> OneRank:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.job.close()
         self.control.close()
         self.process.kill()

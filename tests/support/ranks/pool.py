@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -31,7 +31,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-class RankPool:
+class RankPool(AbstractContextManager["RankPool"]):
     """Started by its first job. Each job has fresh ranks, so that one that fails spoils none after it.
 
     environment: of the ranks, beside this process's own.
@@ -43,12 +43,7 @@ class RankPool:
         self.jobs = 0
         self.process: subprocess.Popen | None = None
 
-    def __enter__(self) -> RankPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process is not None:
             self.process.stdin.close()
             self.process.wait(END_SECONDS)
