@@ -122,12 +122,6 @@ def held(direct: DirectGroup) -> list[bool]:
     return [memory["weights"] > 0 for memory in direct.group.status()["memory"]]
 
 
-def assert_held(direct: DirectGroup, ranks: int) -> None:
-    """Once the ranks have told of themselves."""
-    expected = [rank < ranks for rank in range(4)]
-    assert wait_until(lambda: held(direct) == expected, SECONDS), held(direct)
-
-
 def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup, group_of_two: WorkerGroup) -> None:
     two = replace(four, group=group_of_two)
     pids = four.pids()
@@ -141,7 +135,8 @@ def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup,
             assert torch.allclose(both(part), both(four.under(**WHOLE)), atol=1e-4), plan
             part.load()
         assert part.group.status()["plan"] == part.plan.to_json()
-        assert_held(part, part.plan.world_size)
+        expected = [rank < part.plan.world_size for rank in range(4)]  # once they have told of themselves
+        assert wait_until(lambda part=part, expected=expected: held(part) == expected, SECONDS), held(part)
         assert four.pids() == pids
 
 

@@ -107,13 +107,6 @@ def test_the_socket_is_its_owners_alone_from_the_first_moment(
     assert [stat.S_IMODE(mode) for mode in born] == [0o600]
 
 
-def read_to_the_end(stranger: socket.socket) -> None:
-    """Reads the challenge, and what else comes before the other side closes the connection."""
-    stranger.settimeout(SOON)
-    while stranger.recv(64):
-        pass
-
-
 SIZE = struct.Struct("!i")  # before each message of `multiprocessing`
 JUNK = {
     "silence": b"",
@@ -160,7 +153,9 @@ def test_a_crowd_holds_up_nobody_and_is_not_kept(door: Door) -> None:
 def test_silence_is_not_waited_for(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PATIENCE_SECONDS", 1)
     with knock(door) as stranger:
-        read_to_the_end(stranger)
+        stranger.settimeout(SOON)
+        while stranger.recv(64):  # the challenge, and what else comes before the other side closes the connection
+            pass
     assert not door.server.strangers
 
 
