@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,7 @@ def table(tier: str, durations: Durations) -> str:
     if not durations:
         return f"{tier}: no run has been kept."
     slowest = sorted(durations.items(), key=lambda item: -item[1].seconds)[:SHOWN]
-    total = Duration(
-        sum(d.tests for d in durations.values()),
-        sum(d.setup for d in durations.values()),
-        sum(d.run for d in durations.values()),
-    )
+    total = Duration(*map(sum, zip(*map(astuple, durations.values()), strict=True)))
     rows = [*slowest, (f"all {len(durations)} files", total)]
     lines = [f"{tier:<50}{'seconds':>9}{'set-up':>9}{'tests':>8}"]
     lines += [f"{name:<50}{found.seconds:>9.1f}{found.setup:>9.1f}{found.tests:>8}" for name, found in rows]
