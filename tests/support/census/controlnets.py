@@ -36,12 +36,8 @@ CONTROLNETS: Mapping[str, tuple[str, str, dict[str, Any], bool]] = {
 }  # fmt: skip
 
 
+# What ControlNets returned in ComfyUI's process.
 RESIDUALS = re.compile(r"\w+\.\d+\.kwargs\.control\.(previous\.)*(input|middle|output)\b")
-
-
-def has_residuals(sent: list[Mapping[str, torch.Tensor]]) -> bool:
-    """Whether requests have what ControlNets returned in ComfyUI's process."""
-    return any(RESIDUALS.match(path) for tensors in sent for path in tensors)
 
 
 def controlled(
@@ -54,7 +50,7 @@ def controlled(
     with requests(census, "call") as sent:
         sampled = census.sample(row, changed, positive=positive, negative=negative)
     if getattr(model, "remote", None) is not None:
-        is_sent = has_residuals(sent)
+        is_sent = any(RESIDUALS.match(path) for tensors in sent for path in tensors)
         must_be = change is read or not {OF_A_PACK, LOCKED, ADAPTER}.isdisjoint(kinds)
         assert is_sent == must_be, "the ranks compute those of ComfyUI's classes"
     return [sampled]

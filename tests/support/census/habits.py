@@ -280,11 +280,6 @@ def choosing_other_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
 
 
-def shared_by(name: str) -> Row:
-    """How a change without code is shared, in a wrapper of the module from the second step on."""
-    return replace(equal(), less="one rank" if name == "an attribute" else "")  # which is a block's
-
-
 HABITS: dict[str, Row] = {
     **PACK_ROWS,
     **PATCH_ROWS,
@@ -309,14 +304,12 @@ HABITS: dict[str, Row] = {
     "weights replaced": habit(as_stock(), changed, replace_weights),
     **{
         f"{name}, in a function around a call": habit(
-            shared_by(name) if name in WITHOUT_CODE else as_stock(), changed_in_wrapper, DURING[name]
+            WITHOUT_CODE.get(name, as_stock()), changed_in_wrapper, DURING[name]
         )
         for name in DURING
     },
     **{
-        f"{name}, in a wrapper of the module": habit(
-            equal() if name in WITHOUT_CODE else as_stock(), changed_inside, DURING[name]
-        )
+        f"{name}, in a wrapper of the module": habit(WITHOUT_CODE.get(name, as_stock()), changed_inside, DURING[name])
         for name in IN_WRAPPER
     },
     **{

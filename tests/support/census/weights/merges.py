@@ -98,12 +98,6 @@ MERGES: dict[str, Merge] = {
 }
 
 
-def ranks_with(census: Any, name: str) -> list[int]:
-    """The ranks that map a file of this name, by process id."""
-    pids = census.group.status()["pids"]
-    return [pid for pid in pids if f"/{name}.safetensors" in Path(f"/proc/{pid}/maps").read_text()]
-
-
 def merged(census: Any, row: Row, model: Any, merge: Merge, **plan: Any) -> list[torch.Tensor]:
     """The latents of a merge, and of the first model after that. plan: of ours, with more than the row's."""
     if plan and is_ours(model):
@@ -117,7 +111,8 @@ def merged(census: Any, row: Row, model: Any, merge: Merge, **plan: Any) -> list
         (tensors,) = sent
         assert sum(tensor.nbytes for tensor in tensors.values()) <= lora, "weights went through the socket"
         assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
-        assert not ranks_with(census, other(row, OTHER)), "a rank still has the second file"
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in census.group.status()["pids"]]
+        assert not any(f"/{other(row, OTHER)}.safetensors" in each for each in maps), "a rank still has the second file"
     return [*found, sample_after(census, row, model)]
 
 
