@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from .family import IMAGES, SQUARE, TEXT_TOKENS, UNEVEN, VIDEOS, Family, Tensors
+from .family import IMAGES, SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors
 from .image import (
     auraflow,
     bria,
@@ -28,15 +28,7 @@ from .video import allegro, cogvideox, consisid, easyanimate, hunyuanvideo, ltx,
 FAMILIES = {
     "dit": Family(
         "DiTTransformer2DModel",
-        {
-            "num_attention_heads": 4,
-            "attention_head_dim": 16,
-            "in_channels": 4,
-            "out_channels": 8,
-            "num_layers": 3,
-            "sample_size": 16,
-            "num_embeds_ada_norm": 10,
-        },
+        {**TINY, "out_channels": 8, "sample_size": 16, "num_embeds_ada_norm": 10},
         lambda batch, _height, _width: {"class_labels": torch.arange(batch) * 5 % 11},
         dit_reference,
         {**IMAGES, "a single image": (1, 6, 10)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import torch
@@ -26,8 +27,8 @@ TINY = {
 }
 
 
-def by_names(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors) -> torch.Tensor:
-    return model(hidden_states=latents, timestep=timestep, **given).sample
+def by_names(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors, **others: Any):
+    return model(hidden_states=latents, timestep=timestep, **given, **others).sample
 
 
 @dataclass(frozen=True)

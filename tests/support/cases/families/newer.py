@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, drawn, masked
+from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, by_names, drawn, masked
 from .image import bria, by_packed_tokens
 
 TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 16)}
@@ -59,14 +61,9 @@ def cosmos(mask: bool = False, fps: bool = False, by_frame: bool = False) -> Fam
     masks = {"condition_mask": lambda batch, *sizes: (torch.rand(batch, 1, *sizes) > 0.5).float()} if mask else {}
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return model(
-            hidden_states=latents,
-            timestep=timestep[:, None, :, None, None] if timestep.ndim == 2 else timestep,
-            encoder_hidden_states=given["encoder_hidden_states"],
-            fps=16 if fps else None,
-            condition_mask=given.get("condition_mask"),
-            padding_mask=latents.new_zeros(1, 1, 64, 64),
-        ).sample
+        timestep = timestep[:, None, :, None, None] if timestep.ndim == 2 else timestep
+        given = {**given, "fps": 16 if fps else None, "padding_mask": latents.new_zeros(1, 1, 64, 64)}
+        return by_names(model, latents, timestep, given)
 
     times = {"timesteps": (0, 0.5), "by_frame": by_frame}
     conditions = drawn(**TEXT, **frames, **masks)
@@ -130,9 +127,7 @@ def omnigen() -> Family:
             "position_ids": (torch.arange(tokens) - torch.arange(batch)[:, None]).clamp(min=0),
         }
 
-    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
-        return model(latents, timestep, input_img_latents=[], input_image_sizes={}, **given).sample
-
+    reference = partial(by_names, input_img_latents=[], input_image_sizes={})
     return Family("OmniGenTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
 
 
@@ -155,9 +150,8 @@ def sana() -> Family:
 
 def latte() -> Family:
     config = {
-        "num_attention_heads": 4,
+        **TINY,
         "attention_head_dim": 8,
-        "in_channels": 4,
         "out_channels": 8,
         "num_layers": 2,
         "cross_attention_dim": 32,

@@ -9,7 +9,7 @@ from typing import Any
 import diffusers
 import torch
 
-from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, drawn, guidance, masked
+from .family import SQUARE, TEXT_TOKENS, TINY, UNEVEN, VIDEOS, Family, Tensors, by_names, drawn, guidance, masked
 
 TEXT = {"encoder_hidden_states": (TEXT_TOKENS, 16)}
 
@@ -74,17 +74,14 @@ def wan(text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, by_frame: bool = 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         if timestep.ndim == 2:  # one a token, of patches of 2×2
             timestep = timestep.repeat_interleave(math.prod(latents.shape[-2:]) // 4, 1)
-        texts = (given["encoder_hidden_states"], given.get("encoder_hidden_states_image"))
-        return model(latents, timestep, *texts).sample
+        return by_names(model, latents, timestep, given)
 
     return Family("WanTransformer3DModel", config, conditions, reference, VIDEOS, by_frame=by_frame)
 
 
 def hunyuanvideo() -> Family:
     config = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_attention_heads": 4,
+        **TINY,
         "attention_head_dim": 12,
         "num_layers": 2,
         "num_single_layers": 2,

@@ -42,6 +42,17 @@ def shorten_lyrics(model):
     del model.lyric_encoder.encoders[2:]
 
 
+def minimax(**masks: tuple[int, ...]) -> HostCase:
+    """masks: by name, the shapes of those of what is kept."""
+
+    def request(random):
+        parts, context = [random(1, 8, 3, 10, 14), random(1, 8, 2, 9)], random(1, TEXT, 24)
+        masked = {name: random(*shape).sigmoid() for name, shape in masks.items()}
+        return (parts, torch.tensor([700.0])), {"context": context, **masked}
+
+    return HostCase("comfy.ldm.minimax.model.MiniMaxH3Model", MINIMAX, request)
+
+
 CASES: dict[str, HostCase] = {
     "stable-audio": HostCase(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
@@ -72,27 +83,9 @@ CASES: dict[str, HostCase] = {
         ACE_STEP_15,
         with_(latents(16, 60), text(24, lyric_embed=rows(9, 24), refer_audio=rows(16, 60))),
     ),
-    "minimax-h3": HostCase(
-        "comfy.ldm.minimax.model.MiniMaxH3Model",
-        MINIMAX,
-        lambda random: (
-            ([random(1, 8, 3, 10, 14), random(1, 8, 2, 9)], torch.tensor([700.0])),
-            {"context": random(1, TEXT, 24)},
-        ),
-    ),
+    "minimax-h3": minimax(),
     # Parts of both are kept, each token in a measure of its own; ComfyUI's class reads the masks since 0.33.
-    "minimax-h3-masks": HostCase(
-        "comfy.ldm.minimax.model.MiniMaxH3Model",
-        MINIMAX,
-        lambda random: (
-            ([random(1, 8, 3, 10, 14), random(1, 8, 2, 9)], torch.tensor([700.0])),
-            {
-                "context": random(1, TEXT, 24),
-                "denoise_mask": random(1, 1, 3, 10, 14).sigmoid(),
-                "audio_denoise_mask": random(1, 1, 2, 9).sigmoid(),
-            },
-        ),
-    ),
+    "minimax-h3-masks": minimax(denoise_mask=(1, 1, 3, 10, 14), audio_denoise_mask=(1, 1, 2, 9)),
     "triposplat": HostCase(
         "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
         TRIPOSPLAT,
