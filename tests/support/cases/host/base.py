@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -46,9 +46,8 @@ def of_comfyui(
     path: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", **config: Any
 ) -> torch.nn.Module:
     """A model of the class at that path, with weights as they come. Only where ComfyUI can be imported."""
-    module, _, name = path.rpartition(".")
-    operations = importlib.import_module("comfy.ops").disable_weight_init
-    return getattr(importlib.import_module(module), name)(**config, dtype=dtype, device=device, operations=operations)
+    operations = resolve_name("comfy.ops.disable_weight_init")
+    return resolve_name(path)(**config, dtype=dtype, device=device, operations=operations)
 
 
 def fill_weights(model: torch.nn.Module) -> torch.nn.Module:

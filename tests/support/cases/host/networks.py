@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,8 +48,7 @@ class NetworkCase:
 
 def patch(name: str, network: torch.nn.Module, **attributes: Any) -> Any:
     """An object of ComfyUI's class without what its constructor does."""
-    module, _, name = name.rpartition(".")
-    made = object.__new__(getattr(importlib.import_module(module), name))
+    made = object.__new__(resolve_name(name))
     vae = SimpleNamespace(spacial_compression_encode=lambda: 8)
     vars(made).update(model_patch=SimpleNamespace(model=network), vae=vae, strength=0.7, **attributes)
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from tests.support.cases.vaes.vae_cases import filled
 from tests.support.host.site import tiny_vaes
 
 LARGE_ROWS = 16
+AUTOENCODERS = "comfy.ldm.models.autoencoder"
 STABLE = "comfy.ldm.modules.diffusionmodules.model"
 REFINER, HUNYUAN = "comfy.ldm.hunyuan_video.vae_refiner", "comfy.ldm.hunyuan_video.vae"
 # ComfyUI's norms have 32 groups.
@@ -68,21 +70,15 @@ class HostVae:
         return torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 2 - 1
 
 
-def class_at(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 def stable(latent_channels: int, **more: Any) -> Callable[[], torch.nn.Module]:
     """AutoencoderKL, as files of SD, SDXL, SD3 and Flux have it, with quant_conv."""
     config = {**LEVELS, "z_channels": latent_channels, **more}
-    return lambda: class_at("comfy.ldm.models.autoencoder.AutoencoderKL")(ddconfig=config, embed_dim=latent_channels)
+    return lambda: resolve_name(f"{AUTOENCODERS}.AutoencoderKL")(ddconfig=config, embed_dim=latent_channels)
 
 
 def engine(coders: str, config: Mapping[str, Any], regularizer: str) -> Callable[[], torch.nn.Module]:
-    autoencoder = "comfy.ldm.models.autoencoder"
-    return lambda: class_at(f"{autoencoder}.AutoencodingEngine")(
-        regularizer_config={"target": f"{autoencoder}.{regularizer}"},
+    return lambda: resolve_name(f"{AUTOENCODERS}.AutoencodingEngine")(
+        regularizer_config={"target": f"{AUTOENCODERS}.{regularizer}"},
         encoder_config={"target": f"{coders}.Encoder", "params": config},
         decoder_config={"target": f"{coders}.Decoder", "params": config},
     )
@@ -98,16 +94,16 @@ def refined(levels: int, spatial: int, latent_channels: int, **more: Any) -> dic
 
 def wan(path: str, latent_channels: int, **more: Any) -> Callable[[], torch.nn.Module]:
     config = {"dim": 8, "z_dim": latent_channels, "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
-    return lambda: class_at(path)(**{**config, **more})
+    return lambda: resolve_name(path)(**{**config, **more})
 
 
 def ltx(**more: Any) -> Callable[[], torch.nn.Module]:
     video_vae = "comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE"
-    return lambda: class_at(video_vae)(config={**LTX, **LTX_WIDTHS, **more})
+    return lambda: resolve_name(video_vae)(config={**LTX, **LTX_WIDTHS, **more})
 
 
 def cosmos() -> torch.nn.Module:
-    return class_at("comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer")(
+    return resolve_name("comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer")(
         **{"z_channels": 16, "latent_channels": 16, "z_factor": 1, "resolution": 1024, "in_channels": 3},
         **{"out_channels": 3, "channels": 8, "channels_mult": [2, 4, 4], "num_res_blocks": 1, "attn_resolutions": [32]},
         **{"dropout": 0.0, "patch_size": 4, "num_groups": 1, "temporal_compression": 8, "spacial_compression": 8},
