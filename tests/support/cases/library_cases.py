@@ -270,14 +270,13 @@ def sdxl() -> diffusers.DiffusionPipeline:
     return unet_pipeline(diffusers.StableDiffusionXLPipeline, diffusers.EulerDiscreteScheduler(), **SDXL_UNET)
 
 
-def unet_call(batch: int, **others: Any) -> Arguments:
+def unet_call(batch: int) -> Arguments:
     """With guidance in one forward, and decoded."""
-    return text_call(batch, guided=True, **{"height": 104, "width": 72, "output_type": "pt", **others})
+    return text_call(batch, guided=True, **{"height": 104, "width": 72, "output_type": "pt"})
 
 
 def sdxl_call(batch: int) -> Arguments:
-    pooled, negative = (embeddings(seed, batch, 16) for seed in (2, 4))
-    return unet_call(batch, pooled_prompt_embeds=pooled, negative_pooled_prompt_embeds=negative)
+    return {**sd3_call(batch), **unet_call(batch)}
 
 
 def unet_inputs(batch: int) -> dict[str, Any]:

@@ -76,14 +76,6 @@ def parallel(build: Callable, vae: bool = False, **plan: int | str) -> diffusers
     return pipeline
 
 
-def with_prompts_of_its_own() -> None:
-    CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), seeded())
-
-
-def with_words_of_its_own() -> None:
-    parallel(sd3_with_encoders, dp=2)(["a cat", f"a {'dog' if dist.get_rank() else 'boat'}"], **SMALL)
-
-
 def compiled() -> diffusers.DiffusionPipeline:
     pipeline = dit()
     pipeline.transformer.compile()
@@ -108,14 +100,6 @@ def with_a_model_for_another_plan() -> None:
         loaded = load_transformer(save_dit(Path(folder)), ParallelPlan(ulysses=2), torch.device("cpu"))
         pipeline.transformer = loaded.model
         parallelize(pipeline, ParallelPlan(cfg=2))
-
-
-def cast() -> None:
-    parallel(dit, ulysses=2, weights="host").to(torch.float16)
-
-
-def with_noise_of_its_own() -> None:
-    CALLS["Flux"].run(parallel(flux, ulysses=2), 2, torch.Generator().manual_seed(dist.get_rank()))
 
 
 def with_skipped_layers() -> None:
@@ -163,9 +147,13 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),
-    "prompts of its own": with_prompts_of_its_own,
-    "words of its own": with_words_of_its_own,
-    "noise of its own": with_noise_of_its_own,
+    "prompts of its own": lambda: CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), seeded()),
+    "words of its own": lambda: parallel(sd3_with_encoders, dp=2)(
+        ["a cat", f"a {'dog' if dist.get_rank() else 'boat'}"], **SMALL
+    ),
+    "noise of its own": lambda: CALLS["Flux"].run(
+        parallel(flux, ulysses=2), 2, torch.Generator().manual_seed(dist.get_rank())
+    ),
     "an unknown layer of a UNet": with_unknown_layers,
     "fetched weights of a UNet": lambda: parallel(stable_diffusion, ulysses=2, weights="shared"),
     "a UNet in stages": lambda: parallel(stable_diffusion, pipefusion=2),
@@ -174,7 +162,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "compiled": lambda: parallel(compiled, ulysses=2),
     "a block compiled later": with_a_block_compiled_later,
     "a block compiled whose tokens are whole": with_a_block_compiled_whose_tokens_are_whole,
-    "cast": cast,
+    "cast": lambda: parallel(dit, ulysses=2, weights="host").to(torch.float16),
     "a model for another plan": with_a_model_for_another_plan,
     "no VAE": lambda: parallel(flux, vae=True, ulysses=2),
     "skipped layers": with_skipped_layers,
