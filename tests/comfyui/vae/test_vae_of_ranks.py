@@ -102,18 +102,15 @@ def test_a_decode_in_a_callback_of_another_request_is_refused_and_both_go_on(
     assert said == ["The ranks are at work on the sampling in which they are asked for this."]
 
 
-def test_a_parked_vae_comes_back_as_it_was(group_of_two: WorkerGroup, source: VaeSource) -> None:
-    expected = decode(group_of_two, source)
-    group_of_two._request(PARK.header(), {}, go_on)
-    assert group_of_two.status()["state"] == "parked"
-    assert torch.equal(decode(group_of_two, source), expected)
-    assert group_of_two.status()["state"] == "ready"
-
-
-def test_a_group_whose_cpu_ranks_dropped_all_is_parked_until_a_vae_comes_back(
-    group_of_two: WorkerGroup, source: VaeSource
+@pytest.mark.parametrize(
+    "park",
+    [lambda group: group._request(PARK.header(), {}, go_on), lambda group: group.park()],
+    ids=["parked", "of a CPU, which drop all"],
+)
+def test_a_parked_vae_comes_back_as_it_was(
+    park: Callable[[WorkerGroup], object], group_of_two: WorkerGroup, source: VaeSource
 ) -> None:
     expected = decode(group_of_two, source)
-    assert group_of_two.park() and group_of_two.status()["state"] == "parked"
+    assert park(group_of_two) and group_of_two.status()["state"] == "parked"
     assert torch.equal(decode(group_of_two, source), expected)
     assert group_of_two.status()["state"] == "ready"
