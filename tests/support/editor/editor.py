@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from playwright.sync_api import (
 )
 from playwright.sync_api import TimeoutError as NotInTime
 
-from demo.host import ComfyHost, open_url
+from demo.host import ComfyHost
+from tests.support.host.graphs import ask
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -228,9 +228,7 @@ def use_setting(host: ComfyHost, name: str, value: Any, usual: Any) -> Iterator[
     """Sets a setting of the editor for pages that are opened while this is entered."""
 
     def post(value: Any) -> None:
-        body, kind = json.dumps(value).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{host.url}/settings/{name}", body, kind)
-        open_url(request, timeout=30).close()
+        ask(host, f"/settings/{name}", json.dumps(value).encode(), headers={"Content-Type": "application/json"})
 
     post(value)
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.host import ComfyHost, open_url
+from demo.host import ComfyHost
+from tests.support.host.graphs import ask
 
 PACK = "paralleldit_told"  # the folder of the node pack that sends events
 PACK_SOURCE = (Path(__file__).parent / "told.py").read_text(encoding="utf-8")
@@ -24,9 +24,7 @@ Event = dict[str, Any]
 
 def tell(host: ComfyHost, *events: Event) -> None:
     """Has the host send these to its pages."""
-    body = {"events": [[EVENT, event] for event in events]}
-    request = urllib.request.Request(f"{host.url}/test/told", json.dumps(body).encode())
-    open_url(request, timeout=30).close()
+    ask(host, "/test/told", json.dumps({"events": [[EVENT, event] for event in events]}).encode())
 
 
 def status(ranks: int, **changes: Any) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from demo.host import ComfyHost, open_url
+from demo.host import ComfyHost
+from tests.support.host.graphs import ask
 
 ROUTE = "/paralleldit/settings"
 
@@ -21,8 +21,7 @@ def settings_file(host: ComfyHost) -> Path:
 def ask_settings(host: ComfyHost, changes: Any = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The settings, after these changes if there are any. Raises HTTPError for a refusal."""
     body = None if changes is None else json.dumps(changes).encode()
-    with open_url(urllib.request.Request(host.url + ROUTE, body, dict(headers or {})), timeout=60) as response:
-        return json.loads(response.read())
+    return json.loads(ask(host, ROUTE, body, headers=dict(headers or {})))
 
 
 @contextlib.contextmanager
