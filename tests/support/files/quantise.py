@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,7 +29,6 @@ def quantised(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Te
     """The weights, the blocks' matrices in a format."""
     if name == "plain fp8":
         return {key: tensor.to(torch.float8_e4m3fn) if tensor.ndim == 2 else tensor for key, tensor in weights.items()}
-    quant_ops = importlib.import_module("comfy.quant_ops")
     form = FORMATS[name]
     found: dict[str, torch.Tensor] = {}
     for key, tensor in weights.items():
@@ -35,12 +36,17 @@ def quantised(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Te
         if not is_matrix or tensor.shape[1] % form.get("convrot_groupsize", 1):
             found[key] = tensor
             continue
-        layout = quant_ops.QUANT_ALGOS[form["format"]]["comfy_tensor_layout"]
-        options = {name: value for name, value in form.items() if name not in ("format", "made_with")}
-        made = quant_ops.QuantizedTensor.from_float(tensor, layout, **options, **form.get("made_with", {}))
-        found |= {own: part.contiguous() for own, part in made.state_dict(key).items()}
+        found |= {own: part.contiguous() for own, part in in_format(tensor, form).state_dict(key).items()}
         said = {name: value for name, value in form.items() if name != "made_with"}
         found[key.removesuffix("weight") + "comfy_quant"] = torch.tensor(
             list(json.dumps(said).encode()), dtype=torch.uint8
         )
     return found
+
+
+def in_format(weight: torch.Tensor, form: Mapping[str, Any]) -> Any:
+    """The weight as a `QuantizedTensor`. form: of FORMATS."""
+    quant_ops = importlib.import_module("comfy.quant_ops")
+    options = {name: value for name, value in form.items() if name not in ("format", "made_with")}
+    layout = quant_ops.QUANT_ALGOS[form["format"]]["comfy_tensor_layout"]
+    return quant_ops.QuantizedTensor.from_float(weight, layout, **options, **form.get("made_with", {}))

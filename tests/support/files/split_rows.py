@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from parallel_backend.weights.tensors import list_plain_tensors
 from tests.support.cases.files.formats import FORMATS
+from tests.support.files.quantise import in_format
 
 COLUMNS, TOKENS = 256, 24
 ROWS = ((896, 384), (912, 384), (896, 400), (896, 392), (1000, 384))  # of a layer, and of its first part
@@ -22,15 +23,8 @@ NO_KERNEL = ("mxfp8", "nvfp4")  # a CPU multiplies none of their inputs
 
 def weights(rows: int) -> dict[str, torch.Tensor]:
     """By format."""
-    quant_ops, layout = (importlib.import_module(name) for name in ("comfy.quant_ops", "worker.comfyui.gguf_layout"))
-    plain, found = torch.randn(rows, COLUMNS), {}
-    for name, form in FORMATS.items():
-        if "format" in form:
-            options = {key: value for key, value in form.items() if key not in ("format", "made_with")}
-            algorithm = quant_ops.QUANT_ALGOS[form["format"]]
-            found[name] = quant_ops.QuantizedTensor.from_float(
-                plain, algorithm["comfy_tensor_layout"], **options, **form.get("made_with", {})
-            )
+    layout, plain = importlib.import_module("worker.comfyui.gguf_layout"), torch.randn(rows, COLUMNS)
+    found = {name: in_format(plain, form) for name, form in FORMATS.items() if "format" in form}
     blocks = torch.randint(0, 100, (rows * COLUMNS // 32, 18), dtype=torch.uint8)
     blocks[:, :2] = torch.full((len(blocks), 1), 0.25, dtype=torch.float16).view(torch.uint8)
     return found | {"gguf": layout.wrap_blocks(blocks, "Q4_0", (rows, COLUMNS))}
