@@ -100,14 +100,10 @@ def made(model: Model, mesh: Mesh) -> Parallel:
         parallel.bring(places_of(parallel), store)
         return parallel
     import_comfyui()
-    parallel = ParallelModel(build_comfyui(model, GPU), mesh, torch.bfloat16)
+    built = of_comfyui(model.model_class, torch.bfloat16, GPU, **model.config_of()).eval().requires_grad_(False)
+    parallel = ParallelModel(built, mesh, torch.bfloat16)
     parallel.fetched.rearrange(places_of(parallel), store)
     return parallel
-
-
-def build_comfyui(model: Model, device: torch.device) -> torch.nn.Module:
-    """The model by ComfyUI's class, in bf16."""
-    return of_comfyui(model.model_class, torch.bfloat16, device, **model.config_of()).eval().requires_grad_(False)
 
 
 def places_of(parallel: Parallel) -> list[int]:

@@ -1,7 +1,6 @@
 """A node pack that changes the inside of a model in the ways of real packs. Tests put it among ComfyUI's packs."""
 # ruff: noqa: E402
 
-# ruff: noqa: E402
 TIMES = 1.05  # first, as node packs do: their modules import it from here
 
 from server import PromptServer
