@@ -16,6 +16,7 @@ from tests.support.editor.editor import open_editor, use_setting, wait_for
 from tests.support.editor.examples import NOTES, open_demo
 from tests.support.editor.groups import NUMBER, event, run, tell
 from tests.support.host.node_defs import read
+from tests.support.messages import show
 
 ROOMS = ("nodes", "worker", "parallel_backend")
 CARD = "paralleldit-error"
@@ -51,13 +52,6 @@ def code() -> list[tuple[Path, list[ast.AST]]]:
     return [(path, list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))) for path in files]
 
 
-def text_of(node: ast.expr) -> str | None:
-    """A text in the code, with `…` for what is filled in; None for what is no text."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else ANY for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
-
-
 def explained() -> set[str]:
     """The classes that take cause and advice."""
     classes = [found for _, nodes in code() for found in nodes if isinstance(found, ast.ClassDef)]
@@ -71,7 +65,7 @@ def explained() -> set[str]:
     return known
 
 
-def said(names: set[str] | None = None) -> Iterator[tuple[str, list[str | None]]]:
+def said(names: set[str] | None = None) -> Iterator[tuple[str, list[str]]]:
     """Where something of these classes is made, or by default of any that is raised, and the texts that it is given."""
     for path, nodes in code():
         raised = {id(found.exc) for found in nodes if isinstance(found, ast.Raise)}
@@ -79,7 +73,7 @@ def said(names: set[str] | None = None) -> Iterator[tuple[str, list[str | None]]
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
                 continue
             if call.func.id in names if names else id(call) in raised:
-                yield f"{path.relative_to(REPOSITORY)}:{call.lineno}", [text_of(each) for each in call.args]
+                yield f"{path.relative_to(REPOSITORY)}:{call.lineno}", [show(each, ANY) for each in call.args]
 
 
 def test_nodes_raise_no_bare_errors() -> None:
@@ -101,7 +95,7 @@ def shown() -> Iterator[tuple[str, str]]:
             else:
                 names = [each.id for each in getattr(found, "targets", []) if isinstance(each, ast.Name)]
                 texts = [found.value] if isinstance(found, ast.Assign) and "said" in names else []
-            for text in filter(None, map(text_of, texts)):
+            for text in filter(None, (show(each, ANY) for each in texts)):
                 yield f"{path.relative_to(REPOSITORY)}:{found.lineno}", text
 
 
@@ -120,7 +114,7 @@ def is_translated(text: str) -> bool:
 
 
 def test_what_is_translated_is_in_the_words_of_the_code() -> None:
-    known = {text_of(found) for _, nodes in code() for found in nodes if isinstance(found, ast.expr)}
+    known = {show(found, ANY) for _, nodes in code() for found in nodes if isinstance(found, ast.expr)}
     parts = {part for text in known if text for part in (text, *SENTENCE_END.split(text))}
     known = {form for part in parts for form in list_forms(part)}
     assert len(ENGLISH) >= 200

@@ -53,20 +53,17 @@ def read_texts(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.JoinedStr):
             skipped |= {*ast.walk(node)} - {node}
     for node in nodes:
-        if node in skipped or not isinstance(node, (ast.Constant, ast.JoinedStr)):
-            continue
-        text = show(node)
+        text = "" if node in skipped else show(node)
         if len(text.split()) >= LEAST_WORDS and any(letter.isalpha() for letter in text):
             yield node.lineno, text
 
 
-def show(node: ast.Constant | ast.JoinedStr) -> str:
-    """Returns a text as it is read; expressions are in braces."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    return "".join(
-        str(part.value) if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in node.values
-    )
+def show(node: ast.AST, filled_in: str = "") -> str:
+    """Returns a text as it is read; nothing for what is no text. Expressions are in braces, or as `filled_in`."""
+    if isinstance(node, ast.JoinedStr):
+        filled = lambda part: filled_in or f"{{{ast.unparse(part.value)}}}"  # noqa: E731
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else filled(part) for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def main() -> None:
