@@ -73,6 +73,9 @@ DURING: dict[str, Changes] = {
     "an attribute": lambda module: patch.object(module.double_blocks[0].img_norm1, "eps", 0.5),
     "a list's values": lambda module: other_values(module.pe_embedder.axes_dim, [4, 4, 8]),
     "a part's class": lambda module: of_louder_class(module.single_blocks[0]),
+    # Functions that the code of a Flux names: of another module of ComfyUI's, and torch's own.
+    "a function of ComfyUI's helpers": lambda _module: replaced_function("comfy.ldm.common_dit", "pad_to_patch_size"),
+    "torch's GELU": lambda _module: replaced_function("torch.nn.functional", "gelu"),
 }
 
 
@@ -81,11 +84,6 @@ def in_place_of(method: str) -> Changes:
     return lambda module: patch.object(module, method, louder(functools.partial(getattr(type(module), method), module)))
 
 
-# Functions that the code of a Flux names: of another module of ComfyUI's, and torch's own.
-CALLED: dict[str, Changes] = {
-    "a function of ComfyUI's helpers": lambda _module: replaced_function("comfy.ldm.common_dit", "pad_to_patch_size"),
-    "torch's GELU": lambda _module: replaced_function("torch.nn.functional", "gelu"),
-}
 # In a wrapper of the module, too: a function, a class, a hook, and a change without code.
 IN_WRAPPER = ("forward_orig", "a part's class", "a hook", "fewer blocks")
 # The ranks have what these need. The attribute is a block's.

@@ -12,7 +12,6 @@ from unittest.mock import patch
 import torch
 
 from tests.support.census.changes import (
-    CALLED,
     DURING,
     IN_WRAPPER,
     WITHOUT_CODE,
@@ -311,10 +310,6 @@ HABITS: dict[str, Row] = {
     **{
         f"{name}, in a wrapper of the module": habit(WITHOUT_CODE.get(name, as_stock()), changed_inside, DURING[name])
         for name in IN_WRAPPER
-    },
-    **{
-        f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper, change)
-        for name, change in CALLED.items()
     },
     # The pack puts the method back in each step, also when ComfyUI's own model has taken over.
     **{
