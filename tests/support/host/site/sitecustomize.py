@@ -16,7 +16,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import clocks
@@ -79,26 +78,19 @@ if any(Path(argument).name == "main.py" for argument in sys.orig_argv[1:2]):
     CHANGES["server"] = keep_imports
 
 
-class Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
-        self.loader = loader
-        self.change = change
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        self.change(module)
-
-
 class Finder(importlib.abc.MetaPathFinder):
     """Finds the modules that are to be changed, where Python itself does."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in CHANGES else None
         if spec:
-            spec.loader = Loader(spec.loader, CHANGES[name])
+            run: Any = spec.loader.exec_module
+
+            def run_and_change(module: Any) -> None:
+                run(module)
+                CHANGES[name](module)
+
+            spec.loader.exec_module = run_and_change
         return spec
 
 
