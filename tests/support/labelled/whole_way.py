@@ -60,26 +60,24 @@ class WholeWay:
     """Of one forward after the other. All ranks make it together.
 
     waits: how often ComfyUI's process has waited for its device, by kind and place; the ranks' waits are in `watch`.
-    device: of both processes.
     """
 
-    def __init__(self, folder: Path, device: torch.device = GPU) -> None:
+    def __init__(self, folder: Path) -> None:
         os.environ.setdefault(COMFYUI_THREADS, "1")
         os.environ[TOKEN_VARIABLE] = TOKEN
         self.waits: Counter[str] = Counter()
-        self.timeline = Timeline(device)
+        self.timeline = Timeline(GPU)
         memory = FrameMemory.create()
         given = [memory.address]
         dist.broadcast_object_list(given)
         os.environ[FRAMES] = given[0]
-        self.relay = FrameRelay(device)
+        self.relay = FrameRelay(GPU)
         rank, world = dist.get_rank(), dist.get_world_size()
         card, free = SimpleNamespace(total_memory=8 << 30), (8 << 30) - OUTSIDE
         told = {"get_device_properties": lambda _device: card, "mem_get_info": lambda _device: (free, 8 << 30)}
         patch.multiple(torch.cuda, **told).start()  # the state asks after each request, too
-        self.executor = make_executor(device, self.relay.group, self.timeline)
-        outside = OUTSIDE if device == GPU else 0
-        assert [each["outside"] for each in self.executor.status()["devices"]] == [outside] * world
+        self.executor = make_executor(GPU, self.relay.group, self.timeline)
+        assert [each["outside"] for each in self.executor.status()["devices"]] == [OUTSIDE] * world
         if not rank:
             ours, self.theirs = socket.socketpair()
             assert self.relay.memory
