@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,10 +40,6 @@ class Found(NamedTuple):
     of_comfyui: float
     of_all: float
     pages_of_files: float
-
-
-def by_file(graph: Graph, model: Link) -> Link:
-    return parallelize(graph, model, PLAN)
 
 
 def by_value(graph: Graph, _model: Link) -> Link:
@@ -74,7 +71,7 @@ def main() -> None:
         deepen(base / "models" / "diffusion_models" / f"{MODEL}.safetensors", BLOCKS)
         flags, cases = write_packs(base), {}
         for mapped, more in {"": [], ", --disable-mmap": ["--disable-mmap"]}.items():
-            for name, loads in {"stock": None, "file": by_file, "value": by_value}.items():
+            for name, loads in {"stock": None, "file": partial(parallelize, plan=PLAN), "value": by_value}.items():
                 cases[f"{name}{mapped}"] = (more, loads)
         for _ in range(RUNS):
             for name, (more, loads) in cases.items():

@@ -99,13 +99,6 @@ def forward_cost(case: Case) -> ForwardCost:
     return count_forward(model, run, len(latents))
 
 
-def limits_of(model: torch.nn.Module) -> dict[str, Any]:
-    """What a plan is checked by."""
-    spec = spec_of(type(model))
-    assert spec
-    return {"heads": attention_sizes_of(model, spec).heads, "pipefusion": bool(spec.image)}
-
-
 class Contest:
     """All exact plans on one model, and one rank by itself. machine: the ranks, with any link: what plans there are
     follows from their speeds."""
@@ -113,10 +106,11 @@ class Contest:
     def __init__(self, case: Case, meshes: Meshes, machine: Machine) -> None:
         self.case, self.ranks, self.rows = case, dist.get_world_size(), case.latents[0]
         model, self.forward = case.model(), forward_cost(case)
-        limits = limits_of(model)
-        check = lambda plan: plan.check_model(**limits)  # noqa: E731
+        spec: Any = spec_of(type(model))
+        heads = attention_sizes_of(model, spec).heads
+        check = lambda plan: plan.check_model(heads=heads, pipefusion=bool(spec.image))  # noqa: E731
         work = Work(self.rows, forward=self.forward)
-        listed = list_plans(self.ranks, self.rows, check, branches=case.guided, heads=limits["heads"])
+        listed = list_plans(self.ranks, self.rows, check, branches=case.guided, heads=heads)
         listed = [ONE, *(each.plan for each in order_plans(listed, work, machine, WeightSizes(0), lambda *_: None))]
         self.plans: dict[str, ParallelPlan] = {}
         self.runners: dict[str, Runner] = {}
