@@ -210,10 +210,11 @@ def test_a_wrong_token_is_refused(door: Door) -> None:
 
 
 def test_the_channel_is_taken_once(door: Door) -> None:
-    first, late = (ask_for_channel(door.path, TOKEN_OF_TEST) for _ in range(2))
+    first = ask_for_channel(door.path, TOKEN_OF_TEST)
+    taken = door.job.result(SOON)
     with pytest.raises(ConnectionError, match="closed"):
-        HostChannel(late, None).receive()
-    RankChannel(door.job.result(SOON), None).send({"hello": "first"})
+        HostChannel(ask_for_channel(door.path, TOKEN_OF_TEST), None).receive()
+    RankChannel(taken, None).send({"hello": "first"})
     assert HostChannel(first, None).receive() == ({"hello": "first"}, {})
 
 
