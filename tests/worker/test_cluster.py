@@ -23,13 +23,16 @@ from worker.join import read_node_rank
 from worker.settings import SettingsError
 
 PAGE = REPOSITORY / "docs" / "machines.md"
-SCONTROL = 'scontrol() { [ "$*" = "show hostnames" ] && printf "first\\nsecond\\n"; }'  # in Slurm's place
+# In Slurm's place.
+SCONTROL = 'scontrol() { [ "$*" = "show hostnames node[1-2]" ] && printf "first\\nsecond\\n"; }'
 
 
 def srun_command() -> list[str]:
     """What the page has Slurm start on each node."""
     (line,) = re.findall(r"^srun (?:.*\\\n)*.*$", PAGE.read_text(), flags=re.MULTILINE)
-    words = subprocess.check_output(["sh", "-c", f"{SCONTROL}\nprintf '%s\\n' {line}"], text=True).splitlines()
+    words = subprocess.check_output(
+        ["sh", "-c", f"{SCONTROL}\nSLURM_JOB_NODELIST=node[1-2]\nprintf '%s\\n' {line}"], text=True
+    ).splitlines()
     assert "--ntasks-per-node=1" in words
     return words[words.index("python") :]
 
