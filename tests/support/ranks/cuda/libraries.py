@@ -152,7 +152,7 @@ def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Re
     with off_gpu():
         model = case.made()
     vae = ParallelVAE(model.to(bench.device), world_axis(bench.device), case.sizes)
-    with use_chunk_bytes(bench.device, lambda _own: CHUNK), torch.no_grad():
+    with use_chunk_bytes(CPU, lambda _own: CHUNK), torch.no_grad():
         result = bench.run([vae.vae.decoder], lambda: vae.decode(latents), None)
         with off_gpu():
             return result, None if result is None else case.made().decode(latents)
