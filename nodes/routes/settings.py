@@ -111,9 +111,8 @@ def describe() -> dict[str, Any]:
 
 def describe_cards() -> list[dict[str, Any]]:
     found, used = list[Card](), list[Card]()
-    with contextlib.suppress(
-        SettingsError
-    ):  # device or gpus name what is not there, and a page may want to change that
+    # The settings device and gpus may name what is not there, and a page may want to change that.
+    with contextlib.suppress(SettingsError):
         found = all_cards()
         used = split_cards()[0]
     return [{"index": card.index, "words": str(card), "is_used": card in used} for card in found]

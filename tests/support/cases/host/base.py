@@ -45,9 +45,11 @@ class HostCase:
 def of_comfyui(
     path: str, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", **config: Any
 ) -> torch.nn.Module:
-    """A model of the class at that path, with weights as they come. Only where ComfyUI can be imported."""
-    operations = resolve_name("comfy.ops.disable_weight_init")
-    return resolve_name(path)(**config, dtype=dtype, device=device, operations=operations)
+    """A model of the class at that path, with weights as they come. Only where ComfyUI can be imported. Raises
+    ImportError for a module that this ComfyUI lacks."""
+    module, _, name = path.rpartition(".")
+    operations = resolve_name("comfy.ops:disable_weight_init")
+    return resolve_name(f"{module}:{name}")(**config, dtype=dtype, device=device, operations=operations)
 
 
 def fill_weights(model: torch.nn.Module) -> torch.nn.Module:
