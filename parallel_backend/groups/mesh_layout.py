@@ -79,7 +79,11 @@ def coordinates_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
     degrees, found = plan.degrees(), []
     for indices in itertools.product(*map(range, degrees.values())):
         own = dict(zip(degrees, indices, strict=True))
-        found.append(own | {name: own[row] * degrees[each] + own[each] for name, (row, each) in JOINT_AXES.items()})
+
+        def join(index: int, axis: str, own: dict[str, int] = own) -> int:
+            return index * degrees[axis] + own[axis]
+
+        found.append(own | {name: functools.reduce(join, axes, 0) for name, axes in JOINT_AXES.items()})
     return found
 
 
