@@ -251,9 +251,9 @@ class Session:
     def check_progress(self, status: Header) -> None:
         """Ends the session if no rank has moved for too long in a request. The error has the Python stacks of those on
         this machine. status: the ranks'."""
-        if not self.operation:
+        if not (operation := self.operation):  # read once: another thread ends the request
             return
-        runs_model = bool(OPERATIONS[self.operation].latents)
+        runs_model = bool(OPERATIONS[operation].latents)
         bound = STILL_SECONDS[status["exchanges"] if runs_model else ONCE if self.ranks > 1 else NEVER]
         if min(status["still"], time.monotonic() - self.began) > bound:
             reason = f"In {bound:.0f} s, no rank has sent, received or read anything: they are stuck."

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import PropertyMock
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.support.group.direct_group import wait_until
 from worker.host.session import LOADING_TIMES, Session
 from worker.launch.process import explain_silence
 from worker.settings import Settings
+from worker.wire.operations import CALL
 from worker.wire.protocol import NEVER
 
 PIDS = (100, 200)
@@ -69,6 +71,13 @@ def silent(machine: Machine, until: float) -> str:
     for place in range(1, int(until) + 1):
         said = said or machine.check(1.0, 0.1, place)
     return said
+
+
+def test_a_request_may_end_while_its_progress_is_judged(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.session.began = 0.0
+    monkeypatch.setattr(Session, "operation", PropertyMock(side_effect=[CALL.name, None]), raising=False)
+    machine.session.check_progress({"exchanges": NEVER, "still": 0.0})
+    assert not machine.said
 
 
 def test_a_rank_that_is_stopped_is_dead(machine: Machine) -> None:
