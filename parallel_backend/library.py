@@ -220,6 +220,6 @@ def check_world(plan: ParallelPlan) -> None:
 def share_random_state(device: torch.device) -> None:
     """Copies the state of rank 0's generators, for the CPU and the device, to every rank."""
     for generator in generators(device):
-        state = generator.get_state()
+        state = generator.get_state().to(device)
         dist.broadcast(state, 0)
-        generator.set_state(state)
+        generator.set_state(state.cpu())

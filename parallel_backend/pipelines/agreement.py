@@ -21,17 +21,20 @@ def all_agree(answer: bool) -> bool:
     return all(own for (own,) in gather_numbers((int(answer),), None))
 
 
-def check_same(tensors: Mapping[str, Batch], names: Sequence[str]) -> None:
-    """Raises RequestError, on every rank alike, if ranks have different tensors. names: those that a tensor may
-    have."""
+def check_same(tensors: Mapping[str, Batch], names: Sequence[str], device: torch.device) -> None:
+    """Raises RequestError, on every rank alike, if ranks have different tensors. names: those that a tensor may have.
+    device: where the default group can reduce numbers."""
     if dist.get_world_size() == 1:
         return
     numbers = torch.stack([fingerprint(tensors.get(name)) for name in names])
-    by_rank = torch.tensor(gather_numbers(numbers.flatten().tolist(), None)).unflatten(1, numbers.shape)
-    spread, largest = by_rank.amax(0) - by_rank.amin(0), by_rank.amax(0)
-    for name, (numel, norm, ramp), (_, largest_norm, _) in zip(names, spread, largest, strict=True):
+    both = torch.stack([-numbers, numbers]).to(device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    negative_lowest, highest = both.cpu()
+    (numel, norm, ramp), (_, largest_norm, _) = (highest + negative_lowest).unbind(1), highest.unbind(1)
+    for index, name in enumerate(names):
         integer = name in tensors and not list_tensors(tensors[name])[0].is_floating_point()
-        if numel or max(norm, ramp) > (0.0 if integer else TOLERANCE * largest_norm):
+        allowed = 0.0 if integer else TOLERANCE * largest_norm[index]
+        if numel[index] or max(norm[index], ramp[index]) > allowed:
             raise RequestError(
                 f"The ranks were given different {name}.",
                 "Call the pipeline with the same prompts and the same generator on every rank: the plan shares "

@@ -182,7 +182,8 @@ class ModelArguments:
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return
         refuse_compiled(self.model, self.plan)
-        check_same(tensors, self.batch_first)
+        device = next(list_tensors(tensors[name])[0].device for name in LATENTS if name in tensors)
+        check_same(tensors, self.batch_first, device)
         self.agreed.update({id(value): value for value in conditions})
 
 

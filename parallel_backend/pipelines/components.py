@@ -39,6 +39,7 @@ class PipelineComponents:
 
     def __init__(self, pipeline: Any, mesh: Mesh, shares_vae: bool, images: str, hooks: Hooks) -> None:
         """shares_vae: whether ranks share the rows of a picture. images: which ranks get all pictures."""
+        self.device = mesh.device
         self.rows = Axis(dist.group.WORLD, dist.get_world_size(), dist.get_rank())
         self.pictures = mesh["dp"].evenly if shares_vae else self.rows
         self.images = images
@@ -58,7 +59,7 @@ class PipelineComponents:
         RequestError, on every rank alike, if ranks have different prompts."""
         values = parameters.name(args, kwargs)
         tensors = {key: value for key, value in values.items() if torch.is_tensor(value)}
-        check_same({name: values[name] for name in INPUTS if name in tensors}, INPUTS)
+        check_same({name: values[name] for name in INPUTS if name in tensors}, INPUTS, self.device)
         sizes = {len(value) for value in tensors.values()}
         if sizes == {1} or len(sizes) != 1 or not tensors.keys() <= {*INPUTS}:
             return call(*args, **kwargs)

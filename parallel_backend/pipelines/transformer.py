@@ -15,8 +15,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from ..compat import CALL
 from ..diffusers_model import DiffusersModel
-from ..groups.calls import Part, allocate_output, describe_output
-from ..groups.collectives import gather_json
+from ..groups.calls import NUMBERS, Part, allocate_output, describe_output
 from ..hooks import Hooks
 from ..seams.forward import Forward
 from .ahead import CallsAhead
@@ -101,7 +100,9 @@ class PipelineTransformer:
         for index, call in enumerate(calls):
             kind = call.size, *call.kind
             if kind not in self.forms:
-                self.forms[kind] = gather_json(describe_output(found[index]) if found else None, None)[0]
+                numbers = torch.tensor(describe_output(found[index]) if found else [0] * NUMBERS, device=device)
+                dist.broadcast(numbers, 0)
+                self.forms[kind] = numbers.tolist()
             own: Any = found[index].contiguous() if found else allocate_output(self.forms[kind], device)
             dist.broadcast(own, 0)
             spread.append(own)
