@@ -64,7 +64,7 @@ class Session:
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request was cancelled, and its reply has not come yet
-        self.began = 0.0  # when the last request did
+        self.began = self.replied = 0.0  # when the last request began, and when its reply came
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
         self.last_status: dict[str, Any] = {}  # the ranks' last answer
@@ -219,12 +219,13 @@ class Session:
 
     @property
     def has_lost_rank(self) -> bool:
-        """Whether a rank on this machine has ended. torchrun sees that later."""
-        return not all(map(is_alive, self._pids_here()))
+        """Whether a rank on this machine has ended. torchrun sees that later. Just after a reply the system is not
+        asked: it takes 0.1 ms a rank, in each step."""
+        return time.monotonic() - self.replied > POLL_SECONDS and not all(map(is_alive, self._pids_here()))
 
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""
-        self.operation, self.given_up = None, False
+        self.operation, self.given_up, self.replied = None, False, time.monotonic()
         if reply.get("kind") in (FAILED, MEMORY):
             self.known = self.known.emptied()
         elif "error" in reply or not reply["has_model"]:
