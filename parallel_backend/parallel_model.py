@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from .errors import PlanError, RequestError
 from .groups.calls import Call, Forms, Output, Part, collect_calls, receive_output, send_output, share_out
 from .groups.mesh import Axis, Mesh
 from .hooks import Hooks
-from .models.checks import count_tokens, patch_of
+from .models.checks import count_tokens, patch_size_of
 from .models.spec import ALWAYS_WHOLE, CONTROL, spec_of
 from .seams.agreed_values import agreed_values
 from .seams.compiled import CompiledBlocks
@@ -32,6 +32,16 @@ from .weights.prefetcher import BlockPrefetcher
 from .weights.sizes import blocks_of, weight_sizes_of
 
 PLAIN = (bool, int, float, str)  # values without tensors
+
+
+class RunOptions(NamedTuple):
+    """How forwards run, beside the plan. code: which code runs in the model beside its own. kernel: computes shared
+    attention in place of the plan's. compile: arguments of `torch.compile` for the blocks, in place of the plan's
+    choice; empty: they are not compiled."""
+
+    code: NodeCode = NodeCode.UNKNOWN
+    kernel: Backend | None = None
+    compile: Mapping[str, Any] | None = None
 
 
 class ParallelModel:
@@ -53,6 +63,7 @@ class ParallelModel:
         self.model = model
         self.dtype = dtype
         self.hooks = Hooks()
+        self.options = RunOptions()
         self.spec = spec_of(type(model))
         self.sizes = weight_sizes_of(model, dtypes)
         self.kept = KeptValues(model, self.spec)
@@ -117,24 +128,24 @@ class ParallelModel:
             yield
 
     @contextmanager
-    def showing_whole(self, needs_all_tokens: bool, is_plain: bool = False) -> Iterator[None]:
-        """While entered, code between the blocks sees all tokens, if it needs them. Values that it reads from tensors
-        decide what it calls, so all ranks read those of the first. is_plain: whether the model's own code runs
-        alone."""
-        code = NodeCode.BETWEEN_BLOCKS if needs_all_tokens else NodeCode.NONE if is_plain else NodeCode.INSIDE
+    def running_with(self, options: RunOptions) -> Iterator[None]:
+        """While entered, forwards run with these options. Values that code between the blocks reads from tensors decide
+        what it calls, so all ranks read those of the first."""
+        needs_all_tokens = options.code is NodeCode.BETWEEN_BLOCKS
         agreed = agreed_values(self.mesh["sequence"], self.slot) if needs_all_tokens else nullcontext()
-        with Hooks() as hooks, agreed:
-            hooks.replace(self.slot, "code", code)
+        with Hooks() as hooks, agreed, self.attending_by(options.kernel):
+            hooks.replace(self, "options", options)
+            hooks.replace(self.slot, "code", options.code)
             hooks.replace(self.slot, "has_all_tokens", needs_all_tokens)
             yield
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps."""
-        return self.compiled.running(self.compile_settings(self.compiled.asked, steps))
+        return self.compiled.running(self.compile_settings(self.options.compile, steps))
 
     def compile_settings(self, asked: Mapping[str, Any] | None, steps: int) -> Mapping[str, Any]:
         """Returns the settings with which `compiling` compiles the blocks; none if it does not. asked: see
-        CompiledBlocks.
+        `RunOptions.compile`.
 
         For a class without a spec, this applies to the whole model. In bands of rows nothing is compiled: its layers
         exchange rows.
@@ -170,7 +181,7 @@ class ParallelModel:
             return self.run_rows(args, kwargs, calls[part.call].size, part.rows, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            outputs, parts = self.run_parts(calls, run, partial(count_picture_tokens, sides=self.patch))
+            outputs, parts = self.run_parts(calls, run, partial(count_picture_tokens, patch_size=self.patch_size))
             self.slot.buffers.clear()  # this step may have been the last
             return self.collect(outputs, parts, calls)
 
@@ -242,7 +253,7 @@ class ParallelModel:
             output = self.model(*args, **kwargs)
         if output is None:
             return None
-        if forward.segments and not forward.gathered and self.slot.code is not NodeCode.BETWEEN_BLOCKS:
+        if forward.lengths and not forward.gathered and self.slot.code is not NodeCode.BETWEEN_BLOCKS:
             raise RequestError(
                 "A node makes the model skip its last block, but the ranks' tokens are gathered after that block.",
                 "Have it skip other blocks, or use ulysses=1 and ring=1.",
@@ -256,10 +267,10 @@ class ParallelModel:
         copy = partial(tree_map_only, torch.Tensor, torch.clone)
         return {name: value if name in own else copy(value) for name, value in kwargs.items()}
 
-    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
-        """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""
+    def patch_size(self, latents: torch.Tensor) -> tuple[int, ...]:
+        """Returns the sizes of the latents that become a token, over their last dims. All 1 if not known."""
         dims = latents.ndim - 2
-        return patch_of(self.model, self.spec, dims) if self.spec else (1,) * dims
+        return patch_size_of(self.model, self.spec, dims) if self.spec else (1,) * dims
 
     def forget(self) -> None:
         """Drops what is cached for the last sampling."""

@@ -16,11 +16,12 @@ import torch
 from comfy.model_base import BaseModel
 from tqdm.auto import tqdm
 
+from ...parallel_backend.sampling.passes import Pass
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.patched_options import OPTIONS
 from ...worker.host.call_batcher import CallRecorded
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import SamplerCall, SamplerPass
+from ...worker.wire.sampler_call import SamplerCall
 from ..assumptions import guides_by_scale
 from ..errors import Refused
 from ..inside.controls import add_control_facts, computes_here, record_for_all_steps, take_latents_from_steps
@@ -127,7 +128,7 @@ def record_passes(
     noise: torch.Tensor,
     sigmas: torch.Tensor,
     extra_args: dict[str, Any],
-) -> list[SamplerPass]:
+) -> list[Pass]:
     """Records a step's cond and uncond forwards as the guider asks for them. Raises Refused for conditioning that
     changes the latents' size or the timesteps."""
     record_for_all_steps(guider.conds)
@@ -161,7 +162,7 @@ def record_passes(
             conditions, options = {**conditions, CONTROL: control}, add_control_facts(options)
         channels = latents[:, noise.shape[1] :]  # that the model gets besides the sampled ones
         extra = channels if channels.shape[1] else None
-        passes.append(SamplerPass(tuple(branches), {**conditions, OPTIONS: options}, extra))
+        passes.append(Pass(tuple(branches), {**conditions, OPTIONS: options}, extra))
     return passes
 
 

@@ -21,6 +21,7 @@ from comfy_api.torch_helpers.torch_compile import TORCH_COMPILE_KWARGS
 
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.models.spec import spec_of
+from ...parallel_backend.sampling.passes import Pass
 from ...worker.comfyui.controls import CONTROL
 from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.comfyui.merges import PREFIX
@@ -34,7 +35,7 @@ from ...worker.host.session import OnStep
 from ...worker.inside.code_files import CodeFiles
 from ...worker.wire.operations import FORGOTTEN, FORWARD, INNER, NO_KERNEL, STATE, WHOLE_STEP
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import SamplerCall, SamplerPass
+from ...worker.wire.sampler_call import SamplerCall
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control
@@ -238,9 +239,7 @@ class RemoteModule:
         changed, kept = encoder.changes(), encoder.kept if begins else []
         return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: [kept, changed]}} if kept or changed else {**kwargs}
 
-    def sample(
-        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
-    ) -> torch.Tensor:
+    def sample(self, call: SamplerCall, tensors: Tensors, passes: Sequence[Pass], on_step: OnStep) -> torch.Tensor:
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = replace(Work.of(rows, [each.branches for each in passes]), loops=True)
@@ -255,7 +254,8 @@ class RemoteModule:
             self.load()
             self.explain_compilation()
             first = first._replace(kwargs=self.add_objects(first.kwargs))
-            return self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, on_step, self.take_reply)
+            sent = [each._asdict() for each in (first, *passes[1:])]
+            return self.group.sample(call, tensors, sent, check_interrupt, on_step, self.take_reply)
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""

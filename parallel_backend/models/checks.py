@@ -152,7 +152,7 @@ def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
         )
 
 
-def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
+def patch_size_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
     """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W). All 1 for
     diffusers' classes, whose pipelines know it."""
     size = 1 if spec.is_diffusers else getattr(getattr(model, "patchifier", model), "patch_size", 1)
@@ -165,7 +165,7 @@ def count_tokens(model: torch.nn.Module, latents: Sequence[int]) -> int:
     spec = spec_of(type(model))
     if spec is None:
         return 0
-    sides = patch_of(model, spec, len(latents) - 2)
+    sides = patch_size_of(model, spec, len(latents) - 2)
     return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
 

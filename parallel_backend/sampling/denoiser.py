@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +21,7 @@ from ..seams.exchange.differences import Differences
 from ..seams.forward import Forward, StaleCache
 from ..seams.pipeline.regions import part_of, patch_regions, put_part, token_grid
 from ..seams.pipeline.stages import StageLink, StageMessage
+from .passes import Pass
 from .schedulers import check_patchwise
 from .stepper import Stepper
 
@@ -47,16 +47,6 @@ class Watch:
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
         """Called after a step on the ranks of the first stage. denoised: in the shape of the latents, if known."""
-
-
-class Pass(NamedTuple):
-    """One of the forwards of a sampling's step. branches: of its rows, one per batch of latents in order: 0 for cond, 1
-    for uncond. kwargs: the model's arguments other than latents and timesteps. channels: appended to the latents' own,
-    and not sampled."""
-
-    branches: tuple[int, ...]
-    kwargs: dict[str, Any]
-    channels: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -139,8 +129,8 @@ class _Run:
         self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
         self.tokens, self.regions = 0, list[torch.Tensor]()
         if len(self.patches) > 1:
-            self.tokens = math.prod(token_grid(latents, model.patch(latents)))
-            self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
+            self.tokens = math.prod(token_grid(latents, model.patch_size(latents)))
+            self.regions = patch_regions(latents, model.patch_size(latents), len(self.patches), device)
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         self.differences = [Differences() if self.plan.keeps_differences else None for _ in self.passes]
         self.serial_steps = range(0)
@@ -152,23 +142,23 @@ class _Run:
         """Returns the steps in which one patch at a time goes through all stages: on a GPU, the first ones with patches
         of these shapes. They load kernels, see `StageLink`."""
         shapes = [each.shape for each in list_tensors([(each.kwargs, each.channels) for each in self.passes])]
-        compiles = self.plan.compiles(len(self.stepper)), repr(self.model.compiled.asked)  # the same on all ranks
+        compiles = self.plan.compiles(len(self.stepper)), repr(self.model.options.compile)  # the same on all ranks
         self.kind = self.inputs.shape, type(self.stepper.scheduler), *compiles, *shapes
         is_new = is_accelerator(self.inputs.device) and self.kind not in link.loaded
         return range(self.whole_steps, self.whole_steps + SERIAL_STEPS * is_new)
 
     def messages(self) -> list[StageMessage]:
         """Lists what this stage receives from the one before: tokens of every forward, or the latents of every step."""
-        forwards = [(step, segments) for step in range(self.steps) for segments in self.parts(step)]
+        forwards = [(step, patches) for step in range(self.steps) for patches in self.parts(step)]
         indices = [0] if self.is_first else self.own_passes
         return [StageMessage(*forward, index) for forward in forwards for index in indices]
 
     def parts(self, step: int) -> list[list[int]]:
-        """Returns the segments that run together in a step: all of them, or each patch alone."""
+        """Returns the patches that run together in a step: all of them, or each patch alone."""
         return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
 
-    def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
-        """Returns the guided prediction for these segments, on the last stage."""
+    def predict(self, step: int, patches: list[int]) -> torch.Tensor | None:
+        """Returns the guided prediction for these patches, on the last stage."""
         mesh, predictions = self.model.mesh, []
         axis = mesh["dp" if self.splits_passes else "batch"]
         timestep = self.stepper.timesteps[step] * self.timestep_scale
@@ -177,7 +167,7 @@ class _Run:
             latents = torch.cat([self.inputs] * len(branches)).to(self.model.dtype)
             rows = latents if channels is None else torch.cat([latents, channels.to(latents)], CHANNEL_DIM)
             timestep_B = torch.full((len(rows),), timestep, device=rows.device)
-            forward = Forward(segments, self.caches[index], step, index, self.tokens, self.differences[index])
+            forward = Forward(patches, self.caches[index], step, index, self.tokens, self.differences[index])
             own = self.model.run_rows((rows, timestep_B), kwargs, len(rows), axis, forward)
             if not self.link or self.link.is_last:
                 predictions.append(gather(latents[:0] if own is None else own, BATCH_DIM, len(rows), axis))
@@ -202,16 +192,16 @@ class _Run:
         for patch in self.patches:
             self.advance(step, [patch], self.patch_steppers[patch])
 
-    def advance(self, step: int, segments: list[int], stepper: Stepper) -> None:
-        """Moves the segments' latents to the next step, on the last stage. Other stages run their part of the model."""
+    def advance(self, step: int, patches: list[int], stepper: Stepper) -> None:
+        """Moves the patches' latents to the next step, on the last stage. Other stages run their part of the model."""
         if self.link and self.is_first and step:
-            self.receive_latents(self.link, step - 1, segments)
-        prediction = self.predict(step, segments)
+            self.receive_latents(self.link, step - 1, patches)
+        prediction = self.predict(step, patches)
         if prediction is None:
             if self.link and self.is_first and step in self.serial_steps:
-                self.take_latents(self.link, step, segments)
+                self.take_latents(self.link, step, patches)
             return
-        region = self.region(segments)
+        region = self.region(patches)
         latents = stepper.step(prediction, step, self.latents)
         if self.inpainting:
             mask, known = self.inpainting.mask, self.inpainting
@@ -227,41 +217,41 @@ class _Run:
         following = latents if step + 1 == self.steps else stepper.model_input(self.latents, step + 1)
         put_part(self.inputs, region, part_of(following, region))
         if not self.link:
-            self.note(step, segments, denoised)
+            self.note(step, patches, denoised)
         else:
             values = [part_of(self.inputs, region), *(() if denoised is None else (denoised,))]
-            self.link.send_latents(values, step, segments)
+            self.link.send_latents(values, step, patches)
 
-    def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
-        """Receives, on the first stage, the segments that the last stage made in a step, if they have not come yet."""
+    def receive_latents(self, link: StageLink, step: int, patches: list[int]) -> None:
+        """Receives, on the first stage, the patches that the last stage made in a step, if they have not come yet."""
         if step < self.whole_steps:
-            if not segments[0]:  # the others come with the first patch
+            if not patches[0]:  # the others come with the first patch
                 self.take_latents(link, step, self.patches)
         elif step not in self.serial_steps:
-            self.take_latents(link, step, segments)
+            self.take_latents(link, step, patches)
 
-    def take_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
-        """Receives these segments."""
+    def take_latents(self, link: StageLink, step: int, patches: list[int]) -> None:
+        """Receives these patches."""
         rows = len(self.inputs)
 
         def shape_of(message: StageMessage) -> Sequence[int]:
-            region = self.region(message.segments)
+            region = self.region(message.patches)
             shape = self.inputs.shape[1:] if region is None else (self.inputs.shape[1], len(region))
             return rows * (2 if self.watch.previews else 1), *shape
 
-        arrived = link.take(StageMessage(step, segments), shape_of, self.inputs)
-        put_part(self.inputs, self.region(segments), arrived[:rows])
-        self.note(step, segments, arrived[rows:] if self.watch.previews else None)
+        arrived = link.take(StageMessage(step, patches), shape_of, self.inputs)
+        put_part(self.inputs, self.region(patches), arrived[:rows])
+        self.note(step, patches, arrived[rows:] if self.watch.previews else None)
 
-    def region(self, segments: list[int]) -> torch.Tensor | None:
-        """Returns where the pixels of these segments are in the latents, see `patch_regions`; None for all."""
-        return None if len(segments) == len(self.patches) else self.regions[segments[0]]
+    def region(self, patches: list[int]) -> torch.Tensor | None:
+        """Returns where the pixels of these patches are in the latents, see `patch_regions`; None for all."""
+        return None if len(patches) == len(self.patches) else self.regions[patches[0]]
 
-    def note(self, step: int, segments: list[int], denoised: torch.Tensor | None) -> None:
-        """Reports a step to the watch once its last segment is there."""
+    def note(self, step: int, patches: list[int], denoised: torch.Tensor | None) -> None:
+        """Reports a step to the watch once its last patch is there."""
         if denoised is not None and self.denoised is not None:
-            put_part(self.denoised, self.region(segments), denoised)
-        if segments[-1] == self.patches[-1]:
+            put_part(self.denoised, self.region(patches), denoised)
+        if patches[-1] == self.patches[-1]:
             self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
 
     def stop(self, step: int) -> None:
@@ -282,6 +272,6 @@ class _Run:
     def await_messages(self, link: StageLink, steps: int) -> None:
         """Receives the latents of the last of so many steps on the first stage, and waits for what this stage sent."""
         if self.is_first and steps:
-            for segments in self.parts(steps - 1):
-                self.receive_latents(link, steps - 1, segments)
+            for patches in self.parts(steps - 1):
+                self.receive_latents(link, steps - 1, patches)
         link.finish()

@@ -169,7 +169,7 @@ class ParallelAttention:
         layout, part, own = self.layout, shares.parts[index], self.ulysses.index
         queries, keys = part.queries[own], part.keys[own]
         if cache := layout.forward.cache:
-            whole = layout.forward.running == layout.slot.every_segment()
+            whole = layout.forward.running == layout.slot.every_patch()
             k_BhRD, v_BhRD = cache.refresh((owner, index), shares.ranges, whole, k_BhRD, v_BhRD)
         if mask is not None and mask.ndim > 2 and 1 < mask.shape[-3] == shares.heads:
             mask = mask.narrow(-3, queries.start, len(queries))
@@ -212,7 +212,7 @@ def mask_of_group(
 ) -> torch.Tensor:
     """Cuts a mask over the whole joined streams (…, 1 or H, 1 or S, K) to the queries of the ranks of a group.
 
-    Its columns are the keys of every rank in rank order, of the segments that run or that a cache has. Raises
+    Its columns are the keys of every rank in rank order, of the patches that run or that a cache has. Raises
     RequestError for a mask over anything else.
     """
     tokens, keys = layout.total(streams), layout.total(seen)

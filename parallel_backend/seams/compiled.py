@@ -30,13 +30,11 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class CompiledBlocks:
-    """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node. The graphs stay valid
-    under another plan. Each graph is valid for the attention paths with which it was compiled."""
+    """The graphs stay valid under another plan. Each is valid for the attention paths with which it was compiled."""
 
     def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
         self.blocks = list(blocks)
         self.device = device
-        self.asked: Mapping[str, Any] | None = None
         self.compiled_for: Mapping[str, Any] = {}  # settings
         self.forwards: list[Callable[..., Any]] = []
 

@@ -17,7 +17,7 @@ from .exchange.differences import Differences
 class StaleCache:
     """Keys and values of all tokens, by attention module: PipeFusion's only state (https://arxiv.org/abs/2405.14430).
 
-    It belongs to one request. A forward over all segments fills it. A forward over a patch replaces that patch's
+    It belongs to one request. A forward over all patches fills it. A forward over a patch replaces that patch's
     entries.
     """
 
@@ -42,9 +42,9 @@ class StaleCache:
 
 @dataclass
 class Forward:
-    """One forward of the model on this rank. The fields from `segments` on are for the hooks, and end with it."""
+    """One forward of the model on this rank. The fields from `lengths` on are for the hooks, and end with it."""
 
-    # The segments that run: all, or PipeFusion's patch.
+    # The patches that run: all, or one of PipeFusion's. Without PipeFusion there is one.
     running: list[int]
     # Keys and values of the tokens that do not run; None if all run.
     cache: StaleCache | None = None
@@ -58,8 +58,8 @@ class Forward:
     differences: Differences | None = None
     # By place in the model, tokens in full length of the patches that have run in this step; None if nobody reads them.
     finished: dict[object, torch.Tensor] | None = None
-    # By stream, the lengths of all its segments, known once the stream reaches a block.
-    segments: dict[str, list[int]] = field(default_factory=dict)
+    # By stream, its tokens in each patch, known once the stream reaches a block.
+    lengths: dict[str, list[int]] = field(default_factory=dict)
     # What is computed once, see `once`.
     known: dict[object, Any] = field(default_factory=dict)
     # How many kept keys the running block was given.
@@ -97,7 +97,7 @@ class ForwardSlot:
     """Holds the running forward. All hooks of one model share a slot, because forwards run one at a time.
 
     buffers: by name, the memory in which ranks send and receive messages. It stays for the request, or the sampling.
-    patches: how many segments the image has. code: which code runs in the model beside its own. has_all_tokens: whether
+    patches: into how many the image is cut. code: which code runs in the model beside its own. has_all_tokens: whether
     all tokens are here now, because code runs that needs them, or a block that runs whole.
     """
 
@@ -105,7 +105,7 @@ class ForwardSlot:
         self.patches = patches
         self.code, self.has_all_tokens = NodeCode.UNKNOWN, False
         self.buffers: dict[object, torch.Tensor] = {}
-        self.forward = Forward(self.every_segment())
+        self.forward = Forward(self.every_patch())
 
     def take_buffer(self, name: object, size: int, like: torch.Tensor) -> torch.Tensor:
         """Takes a buffer out of `buffers`, of at least `size` elements of the dtype of `like`, or makes one. Put it
@@ -119,7 +119,7 @@ class ForwardSlot:
                 buffer = like.new_empty(size)
         return buffer
 
-    def every_segment(self) -> list[int]:
+    def every_patch(self) -> list[int]:
         return list(range(self.patches))
 
     @contextmanager

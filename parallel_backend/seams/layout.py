@@ -1,8 +1,8 @@
 """Which tokens of the running forward this rank holds.
 
-A stream's tokens are split into segments: one for the whole stream, or one for each of PipeFusion's patches. The first
-patch then carries all of the text. Every segment is shared over the sequence axis on its own. So a rank holds the same
-tokens of a patch whether the patch runs alone or with the others, and its stale keys and values stay in place.
+The image's tokens are split into patches: one, or those of PipeFusion. The first patch has all tokens of the other
+streams, too. Each patch is shared over the sequence axis on its own. So a rank holds the same tokens of a patch whether
+the patch runs alone or with the others, and its stale keys and values stay in place.
 
 Within blocks a stream is *local*: this rank's tokens. Elsewhere it has its *full length*: this rank's tokens are in
 their places, and the others are zeros. So the model's code there (slices, joins, sums) runs as it is. If a rank has no
@@ -31,8 +31,8 @@ Given = ParamSpec("Given")
 Counted = TypeVar("Counted")
 
 
-class Segment(NamedTuple):
-    """A segment of joined streams: where it begins among their tokens, and how many of it each rank holds."""
+class PatchTokens(NamedTuple):
+    """What a patch has of joined streams: where it begins among their tokens, and how many of them each rank holds."""
 
     start: int
     sizes: Sequence[int]
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 class TokenRange(NamedTuple):
-    """This rank's tokens of one segment: where they begin among all tokens of the joined streams, and among its own."""
+    """This rank's tokens of one patch: where they begin among all tokens of the joined streams, and among its own."""
 
     whole: int
     local: int
@@ -55,10 +55,7 @@ def once_a_forward(
 
     @functools.wraps(count)
     def counted(layout: TokenLayout, *args: Given.args, **kwargs: Given.kwargs) -> Counted:
-        known, key = layout.slot.forward.known, (count, *args, *kwargs.values())
-        if key not in known:
-            known[key] = count(layout, *args, **kwargs)
-        return known[key]
+        return layout.forward.once((count, *args, *kwargs.values()), lambda: count(layout, *args, **kwargs))
 
     return counted
 
@@ -69,10 +66,10 @@ SPEC: Said = ("A tensor", "its spec")
 
 
 class TokenLayout:
-    """The lengths of the streams' segments in the running forward, and this rank's share of them.
+    """The lengths of the streams in the running forward, patch by patch, and this rank's share of them.
 
     Lengths are learned from the blocks' arguments.
-    image: the stream that has tokens in all segments.
+    image: the stream that has tokens in all patches.
     axis: the sequence axis.
     slot: holds the forward.
     """
@@ -91,20 +88,20 @@ class TokenLayout:
     def learn(self, streams: Names, length: int, said: Said = SPEC) -> None:
         """Learns that the streams have this many tokens together. At most one stream may be new. Raises RequestError
         if that contradicts what is known, and for an image that cannot be split into patches."""
-        known, segments, patches = self.forward.known, self.forward.segments, self.slot.patches
+        known, lengths, patches = self.forward.known, self.forward.lengths, self.slot.patches
         if known.get((TokenLayout.learn, streams)) == length:
             return
-        unknown = [name for name in streams if name not in segments]
-        rest = length - sum(sum(segments[name]) for name in streams if name in segments)
+        unknown = [name for name in streams if name not in lengths]
+        rest = length - sum(sum(lengths[name]) for name in streams if name in lengths)
         if len(unknown) > 1 or rest < 0 or (rest and not unknown):
             what, field = said
             raise RequestError(
-                f"{what} has {length} tokens, and {field} says {'+'.join(streams)}; known lengths are {segments}.",
+                f"{what} has {length} tokens, and {field} says {'+'.join(streams)}; known lengths are {lengths}.",
                 "Correct its streams, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
             )
         for name in unknown:
-            # The image's segments are equal, and all else is in the first one.
-            segments[name] = shard_sizes(rest, patches) if name == self.image else [rest, *[0] * (patches - 1)]
+            # The image's tokens are in all patches, evenly, and all others are in the first one.
+            lengths[name] = shard_sizes(rest, patches) if name == self.image else [rest, *[0] * (patches - 1)]
             if name == self.image and patches > 1 and self.forward.image_tokens not in (None, rest):
                 raise RequestError(
                     f"PipeFusion's patches need the image's {self.forward.image_tokens} tokens alone, but here they "
@@ -116,45 +113,45 @@ class TokenLayout:
     @once_a_forward
     def total(self, streams: Names) -> int:
         """Returns the tokens of these streams on all ranks."""
-        return sum(sum(self.forward.segments[name]) for name in streams)
+        return sum(sum(self.forward.lengths[name]) for name in streams)
 
     @once_a_forward
-    def sizes(self, stream: str, segment: int) -> Sequence[int]:
-        """Returns how many tokens of a stream's segment each rank of the sequence axis holds."""
-        length = self.forward.segments[stream][segment]
+    def sizes(self, stream: str, patch: int) -> Sequence[int]:
+        """Returns how many tokens of a stream in a patch each rank of the sequence axis holds."""
+        length = self.forward.lengths[stream][patch]
         if stream not in self.starts:
             return self.axis.sizes(length)
         found = []
-        for size in self.sizes(self.starts[stream], segment):
+        for size in self.sizes(self.starts[stream], patch):
             found.append(min(size, length - sum(found)))
         return found
 
     @once_a_forward
-    def list_segments(self, streams: Names, every: bool = False) -> list[Segment]:
-        """Returns the running segments of these streams, or every one, stream by stream."""
+    def list_patches(self, streams: Names, every: bool = False) -> list[PatchTokens]:
+        """Returns what the running patches have of these streams, or every patch, stream by stream."""
         found, start = [], 0
         for name in streams:
-            for index, length in enumerate(self.forward.segments[name]):
-                found.append(Segment(start, self.sizes(name, index), index in self.forward.running))
+            for index, length in enumerate(self.forward.lengths[name]):
+                found.append(PatchTokens(start, self.sizes(name, index), index in self.forward.running))
                 start += length
         return [each for each in found if every or each.runs]
 
     @once_a_forward
     def lengths_by_rank(self, streams: Names, every: bool = False) -> list[int]:
-        """Returns the tokens of these streams together, by rank, for the running segments or for every one."""
-        sizes = [each.sizes for each in self.list_segments(streams, every)]
+        """Returns the tokens of these streams together, by rank, for the running patches or for every one."""
+        sizes = [each.sizes for each in self.list_patches(streams, every)]
         return [sum(of_rank) for of_rank in zip(*sizes, strict=True)]
 
     @once_a_forward
     def local_ranges(self, streams: Names) -> list[TokenRange]:
-        """Returns what blocks get on this rank, segment by segment, with padding."""
+        """Returns what blocks get on this rank, patch by patch, with padding."""
         found: list[TokenRange] = []
         start = local = 0
         for name in streams:
             before = local
-            for segment in self.list_segments((name,)):
-                own, before_own = segment.sizes[self.axis.index], sum(segment.sizes[: self.axis.index])
-                found.append(TokenRange(start + segment.start + before_own, local, own))
+            for patch in self.list_patches((name,)):
+                own, before_own = patch.sizes[self.axis.index], sum(patch.sizes[: self.axis.index])
+                found.append(TokenRange(start + patch.start + before_own, local, own))
                 local += own
             if local == before and self.total((name,)):
                 found.append(TokenRange(start, local, 1, is_padding=True))
@@ -164,7 +161,7 @@ class TokenLayout:
 
     @once_a_forward
     def token_ranges(self, streams: Names) -> list[TokenRange]:
-        """Returns this rank's tokens, segment by segment, without padding."""
+        """Returns this rank's tokens, patch by patch, without padding."""
         return [each for each in self.local_ranges(streams) if not each.is_padding]
 
     @once_a_forward
@@ -176,19 +173,20 @@ class TokenLayout:
         """Whether blocks get padding on this rank."""
         return len(self.token_ranges(streams)) < len(self.local_ranges(streams))
 
-    def local_length(self, segments: list[int], running: list[int]) -> int:
-        """Returns how many tokens blocks get on this rank, of a stream with these segments, of which these run."""
-        own = sum(self.axis.sizes(segments[index])[self.axis.index] for index in running)
-        return own or min(1, sum(segments))
+    def local_length(self, lengths: list[int], running: list[int]) -> int:
+        """Returns how many tokens blocks get on this rank, of a stream with these lengths by patch, when these
+        patches run."""
+        own = sum(self.axis.sizes(lengths[index])[self.axis.index] for index in running)
+        return own or min(1, sum(lengths))
 
     def is_local(self, streams: Names, length: int) -> bool:
         """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
         same."""
-        return self.forward.segments.keys() >= set(streams) and length == self.count_local(streams)
+        return self.forward.lengths.keys() >= set(streams) and length == self.count_local(streams)
 
     def describe_local(self) -> str:
         """Returns in words how many tokens of each stream blocks get on this rank."""
-        sizes = {name: self.count_local((name,)) for name in self.forward.segments}
+        sizes = {name: self.count_local((name,)) for name in self.forward.lengths}
         return ", ".join(f"{size} of {name}" for name, size in sizes.items()) or "no streams"
 
     def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
@@ -227,16 +225,16 @@ class TokenLayout:
         return whole
 
     def gather(self, local: torch.Tensor, streams: Names, dim: int, place: object = None) -> torch.Tensor:
-        """Returns the streams in full length with every rank's tokens of the running segments, on every rank. Segments
+        """Returns the streams in full length with every rank's tokens of the running patches, on every rank. Patches
         that do not run are zeros, or what they were when they ran at this place of the model in the same step."""
-        segments = [(each.start, sum(each.sizes)) for each in self.list_segments(streams)]
+        ranges = [(each.start, sum(each.sizes)) for each in self.list_patches(streams)]
         parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
-        found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
+        found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, ranges, strict=True)]
         kept = None if place is None else self.forward.finished
-        if kept is None and len(found) == 1 and segments[0] == (0, self.total(streams)):
+        if kept is None and len(found) == 1 and ranges[0] == (0, self.total(streams)):
             return found[0].contiguous()
         whole = self.zeros(local, streams, dim) if kept is None or place not in kept else kept[place]
-        for part, (start, length) in zip(found, segments, strict=True):
+        for part, (start, length) in zip(found, ranges, strict=True):
             whole.narrow(dim, start, length).copy_(part)
         if kept is not None:
             kept[place] = whole
@@ -268,21 +266,21 @@ class TokenLayout:
     @once_a_forward
     def token_order(self, streams: Names, ranks: range, every: bool, device: torch.device) -> torch.Tensor:
         """Returns the positions of these ranks' tokens in the whole joined streams, in rank order, for the running
-        segments or for every one. It is computed on the device, once per forward, because a copy from the host would
+        patches or for every one. It is computed on the device, once per forward, because a copy from the host would
         make the host wait."""
         found = []
-        for rank, segment in product(ranks, self.list_segments(streams, every)):
-            start = segment.start + sum(segment.sizes[:rank])
-            found.append(torch.arange(start, start + segment.sizes[rank], device=device))
+        for rank, patch in product(ranks, self.list_patches(streams, every)):
+            start = patch.start + sum(patch.sizes[:rank])
+            found.append(torch.arange(start, start + patch.sizes[rank], device=device))
         return torch.cat(found)
 
     @once_a_forward
     def cache_ranges(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
-        """Returns the ranges (start, length) of the running segments' tokens among all segments' tokens of these ranks.
-        The order is rank by rank, then stream by stream, then segment by segment."""
+        """Returns the ranges (start, length) of the running patches' tokens among all patches' tokens of these ranks.
+        The order is rank by rank, then stream by stream, then patch by patch."""
         ranges, start = [], 0
-        for rank, segment in product(ranks, self.list_segments(streams, every=True)):
-            if segment.runs:
-                ranges.append((start, segment.sizes[rank]))
-            start += segment.sizes[rank]
+        for rank, patch in product(ranks, self.list_patches(streams, every=True)):
+            if patch.runs:
+                ranges.append((start, patch.sizes[rank]))
+            start += patch.sizes[rank]
         return ranges

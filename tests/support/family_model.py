@@ -13,7 +13,8 @@ from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call, Part
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.parallel_model import map_tensors
-from parallel_backend.sampling.denoiser import Pass, Watch, denoise
+from parallel_backend.sampling.denoiser import Watch, denoise
+from parallel_backend.sampling.passes import Pass
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.seams.forward import Forward
 from parallel_backend.seams.pipeline.stages import StageExit
@@ -75,7 +76,7 @@ class FamilyModel(DiffusersModel):
             return self.run_rows(*call, call.size, part.rows, forward)
 
         with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
-            outputs, parts = self.run_parts([call], run, partial(count_picture_tokens, sides=self.patch))
+            outputs, parts = self.run_parts([call], run, partial(count_picture_tokens, patch_size=self.patch_size))
             found: Any = self.collect(outputs, parts, [call])
             return found and found[0]
 
@@ -109,7 +110,7 @@ class FamilyModel(DiffusersModel):
             value,
         )
 
-    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
+    def patch_size(self, latents: torch.Tensor) -> tuple[int, ...]:
         return self.family.patch
 
 

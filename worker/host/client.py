@@ -12,7 +12,7 @@ import torch
 from ..errors import NoRoom, OutOfMemory, RequestRefused, WorkerGroupError
 from ..wire import operations as ops
 from ..wire.protocol import MEMORY, NO_ROOM, Header
-from ..wire.sampler_call import SamplerCall, SamplerPass
+from ..wire.sampler_call import SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import PREDICTION, Arguments, pack
 from .known_state import KnownState, SentConditions
@@ -117,18 +117,19 @@ class WorkerGroup(Supervisor):
         self,
         call: SamplerCall,
         tensors: Tensors,
-        passes: Sequence[SamplerPass],
+        passes: Sequence[dict[str, Any]],
         check: Check,
         on_step: OnStep,
         on_reply: OnReply = lambda reply, state: None,
     ) -> torch.Tensor:
         """Runs a whole sampler call on the loaded model, and returns the denoised latents.
 
-        tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step. on_step:
-        called after every step. An exception in it or in `check` cancels the call at its next step. on_reply: as in
-        `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError."""
+        tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step, each the
+        fields of the engine's `Pass`. on_step: called after every step. An exception in it or in `check` cancels the
+        call at its next step. on_reply: as in `call`. Raises RequestRefused, also for values that cannot be sent, and
+        WorkerGroupError."""
         given: Tensors = {}
-        packed = [pack(each._asdict(), f"passes.{index}", given) for index, each in enumerate(passes)]
+        packed = [pack(each, f"passes.{index}", given) for index, each in enumerate(passes)]
         with self.turn(check):
             keys, new, dropped = self._known.conditions.diff(given)
             header = ops.SAMPLE.header(call=asdict(call), passes=packed, conditions=keys, drop=dropped)

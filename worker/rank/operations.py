@@ -158,9 +158,9 @@ class Operations:
         if asked and asked != model.parallel.compiled.compiled_for:
             job.all_or_none(lambda: check_compiler(asked, self.state.device))
         if name := options.get(KERNEL):
-            self.choose_kernel(job, model, str(name))
+            self.agree_on_kernel(job, model, str(name))
 
-    def choose_kernel(self, job: Job, model: HostModel, name: str) -> None:
+    def agree_on_kernel(self, job: Job, model: HostModel, name: str) -> None:
         """Makes calls that name an attention kernel use it, if all ranks can. If not, the reply says why, and which
         kernel they use."""
         if name not in model.kernels:

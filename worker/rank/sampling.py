@@ -8,7 +8,8 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.parallel_model import ParallelModel
-from parallel_backend.sampling.denoiser import Inpainting, Pass
+from parallel_backend.sampling.denoiser import Inpainting
+from parallel_backend.sampling.passes import Pass
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 # The tensors of a call. noise: has the shape of the latents. original: the latents to start from, or to keep.
 # mask: 1 where latents may change; broadcast to the latents.
 SAMPLER_TENSORS = ("noise", "original", "mask")
-
-
-class SamplerPass(NamedTuple):
-    """One forward of a step.
-
-    branches: the branch of each batch of latents in its rows, in order: 0 for cond, 1 for uncond.
-    kwargs: the model's arguments beside latents and timestep, by name.
-    channels: a tensor that is appended to the channels of the latents, or None.
-    On the wire it is a dict of its fields, packed (`tree.py`).
-    """
-
-    branches: tuple[int, ...]
-    kwargs: Any
-    channels: Any = None
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from ..layout import TokenLayout
 
 
 class StageMessage(NamedTuple):
-    """What a stage sends after a forward: for which step and segments, and for which of the step's forwards."""
+    """What a stage sends after a forward: for which step and patches, and for which of the step's forwards."""
 
     step: int
-    segments: list[int]
+    patches: list[int]
     forward: int = 0
 
 
@@ -107,7 +107,7 @@ class StageLink:
     A stage sends its tokens just before the next stage's first block. So they include what the model adds after this
     stage's last block, such as a ControlNet's residual.
 
-    slot: holds the running forward, and the buffers. in_flight: sends, by the first of their segments. They are kept
+    slot: holds the running forward, and the buffers. in_flight: sends, by the first of their patches. They are kept
     until their wait has returned, because gloo never delivers a send whose handle was dropped.
     """
 
@@ -120,9 +120,9 @@ class StageLink:
         self.outgoing, self.incoming = mesh.link_out, mesh.link_in
         self.timeline = mesh.timeline
         self.in_flight: dict[int, dist.Work] = {}
-        # By the step's forward, what returns the shapes of a message's tensors, given its segments.
+        # By the step's forward, what returns the shapes of a message's tensors, given its patches.
         self.known: dict[int, Callable[[list[int]], list[torch.Size]]] = {}
-        self.launched: dict[int, int] = {}  # by segment, the last step whose work on this stage was launched
+        self.launched: dict[int, int] = {}  # by patch, the last step whose work on this stage was launched
         self.loaded: set[Hashable] = set()  # the kinds of patches whose kernels have run
         self.expect([], None, 0)
         self.turn = False  # of the two buffers
@@ -172,7 +172,7 @@ class StageLink:
         """Whether this stage has launched the work that a message depends on. Latents depend on the tokens of their
         step, tokens on the latents of the previous step."""
         step = message.step if self.is_first else message.step - 1
-        return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
+        return step < 0 or all(self.launched.get(patch, -1) >= step for patch in message.patches)
 
     def _post(self) -> None:
         shape = self.shape_of(self.coming[0])
@@ -203,17 +203,17 @@ class StageLink:
         layout, forward, known = self.layout, self.slot.forward, self.known
         handed = flatten([(values[name], blocks.tokens[name]) for name in blocks.returned])
         templates = [(tensor.shape, names(streams)) for tensor, streams in handed]
-        segments, dim = layout.forward.segments, blocks.dim
+        lengths, dim = layout.forward.lengths, blocks.dim
 
         # Both without self: a cycle would keep the mesh's groups.
         def shapes_of(running: list[int]) -> list[torch.Size]:
-            counts = [sum(layout.local_length(segments[name], running) for name in streams) for _, streams in templates]
+            counts = [sum(layout.local_length(lengths[name], running) for name in streams) for _, streams in templates]
             pairs = zip(templates, counts, strict=True)
             return [torch.Size((*shape[:dim], count, *shape[dim + 1 :])) for (shape, _), count in pairs]
 
         def shape_of(message: StageMessage) -> Sequence[int] | None:
             shapes_of = known.get(message.forward)
-            return [sum(map(math.prod, shapes_of(message.segments)))] if shapes_of else None
+            return [sum(map(math.prod, shapes_of(message.patches)))] if shapes_of else None
 
         known[forward.index] = shapes_of
         message, shapes = StageMessage(forward.step, forward.running, forward.index), shapes_of(forward.running)
@@ -224,14 +224,14 @@ class StageLink:
             is_one = isinstance(streams, str)
             values[name] = next(arrived) if is_one else type(values[name])(next(arrived) for _ in streams)
 
-    def send_latents(self, values: Sequence[torch.Tensor], step: int, segments: list[int]) -> None:
+    def send_latents(self, values: Sequence[torch.Tensor], step: int, patches: list[int]) -> None:
         """Sends updated latents from the last stage to the first, as one message."""
-        self._send(values, segments)
-        self.mark_launched(step, segments)
+        self._send(values, patches)
+        self.mark_launched(step, patches)
 
-    def mark_launched(self, step: int, segments: list[int]) -> None:
-        """Records that this stage has launched its work on these segments in a step."""
-        self.launched.update(dict.fromkeys(segments, step))
+    def mark_launched(self, step: int, patches: list[int]) -> None:
+        """Records that this stage has launched its work on these patches in a step."""
+        self.launched.update(dict.fromkeys(patches, step))
         self.post_next()
 
     def finish(self) -> None:
@@ -244,9 +244,9 @@ class StageLink:
             with self.timeline.communication("stage sends, delivery"):
                 work.wait()
 
-    def _send(self, parts: Sequence[torch.Tensor], segments: list[int]) -> None:
+    def _send(self, parts: Sequence[torch.Tensor], patches: list[int]) -> None:
         """Sends copies of tensors, unless they are empty."""
-        first, size = segments[0], sum(part.numel() for part in parts)
+        first, size = patches[0], sum(part.numel() for part in parts)
         self._await_delivery(first)  # it came before what this stage sends now, except in a step of two forwards
         if not size:
             return

@@ -108,9 +108,9 @@ class StepPipeline:
         kind.whole = max(0, kind.whole - 1)
         finished = [None if is_whole else dict[object, torch.Tensor]() for _ in own]
 
-        def forward(segments: list[int], index: int, call: int) -> Forward:
+        def forward(patches: list[int], index: int, call: int) -> Forward:
             return Forward(
-                segments,
+                patches,
                 kind.caches[index],
                 index=index,
                 image_tokens=tokens[call],
@@ -119,7 +119,7 @@ class StepPipeline:
             )
 
         turns = [self.every_patch] if is_whole else [[patch] for patch in self.every_patch]
-        return [[forward(segments, *each) for each in enumerate(own)] for segments in turns]
+        return [[forward(patches, *each) for each in enumerate(own)] for patches in turns]
 
     def find_kind(self, calls: Sequence[Call], parts: int) -> StepKind:
         """Returns what the steps of these calls' kind keep, and takes the calls' timestep into account."""
@@ -144,13 +144,13 @@ class StepPipeline:
 WITHOUT = "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion."
 
 
-def count_picture_tokens(call: Call, sides: Callable[[torch.Tensor], tuple[int, ...]]) -> int:
-    """Returns the tokens of a call's picture. sides: of the patch of latents that becomes a token. Raises RequestError
+def count_picture_tokens(call: Call, patch_size: Callable[[torch.Tensor], tuple[int, ...]]) -> int:
+    """Returns the tokens of a call's picture. patch_size: tells that of a tensor of latents. Raises RequestError
     if it has no whole tokens, or several parts."""
     if len(call.latents) != 1:
         raise RequestError("PipeFusion's patches are of one latent, and this one has several parts.", WITHOUT)
     (latents,) = call.latents
-    return math.prod(token_grid(latents, sides(latents)))
+    return math.prod(token_grid(latents, patch_size(latents)))
 
 
 def describe_steps(calls: Sequence[Call]) -> tuple:

@@ -77,7 +77,7 @@ class Runner:
             return run_step(self.model, self.request)
         own = tree_map_only(torch.Tensor, lambda value: value[: self.rows], self.request)
         latents, timestep, conditions = own
-        running = Running(self.model.slot.every_segment())
+        running = Running(self.model.slot.every_patch())
         return self.model.run_rows((latents, timestep), conditions, len(latents), ALONE, running)
 
     def seconds(self) -> float:

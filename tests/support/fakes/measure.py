@@ -16,7 +16,8 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, replica_axis
 from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import SHARED, ParallelPlan
-from parallel_backend.sampling.denoiser import Pass, Watch, denoise
+from parallel_backend.sampling.denoiser import Watch, denoise
+from parallel_backend.sampling.passes import Pass
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_blocks

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.passes import Pass
 from tests.support.cases.families import FAMILIES, Family
 from worker.comfyui.controls import NEW_EACH_CALL
 from worker.comfyui.patches import PackedPatches
@@ -22,7 +23,7 @@ from worker.host.client import WorkerGroup
 from worker.settings import Settings
 from worker.wire.operations import CALL, FORWARD, SAMPLE
 from worker.wire.protocol import Header
-from worker.wire.sampler_call import SamplerCall, SamplerPass
+from worker.wire.sampler_call import SamplerCall
 from worker.wire.tensors import Tensors
 from worker.wire.tree import pack
 
@@ -71,8 +72,8 @@ def kwargs_of(family: Family, conditions: Mapping[str, torch.Tensor]) -> dict[st
     return {"transformer_options": {}, **{names[name]: value for name, value in conditions.items()}}
 
 
-def pass_of(family: Family, conditions: Mapping[str, torch.Tensor], branch: int = 0) -> SamplerPass:
-    return SamplerPass((branch,), kwargs_of(family, conditions))
+def pass_of(family: Family, conditions: Mapping[str, torch.Tensor], branch: int = 0) -> dict[str, Any]:
+    return Pass((branch,), kwargs_of(family, conditions))._asdict()
 
 
 def call_request(family: Family) -> tuple[Header, Tensors]:
@@ -88,7 +89,7 @@ def sample_request(family: Family, steps: int) -> tuple[Header, Tensors]:
     """A request for a sampling of one row, and its tensors."""
     noise, _, conditions = family.inputs(1, 8, 8)
     tensors: Tensors = {}
-    given = pack(pass_of(family, conditions)._asdict(), "passes.0", tensors)
+    given = pack(pass_of(family, conditions), "passes.0", tensors)
     call = asdict(replace(SHORT, steps=steps))
     header = SAMPLE.header(call=call, passes=[given], conditions={path: path for path in tensors}, drop=[])
     return header, {"noise": noise, **tensors}

@@ -21,11 +21,13 @@ from safetensors.torch import save_file
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models import spec_named
-from parallel_backend.models.checks import patch_of
-from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.models.checks import patch_size_of
+from parallel_backend.parallel_model import ParallelModel, RunOptions
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Pass, denoise
+from parallel_backend.sampling.denoiser import denoise
+from parallel_backend.sampling.passes import Pass
 from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.seams.forward import NodeCode
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.oracle import sample
@@ -106,7 +108,7 @@ class Sampling:
         return sample(
             self.model, spec, lambda _model, x, timestep, _given: self.predict(x, float(timestep[0])), scheduler,
             self.latents, None, patches=plan.patch_count, sync_steps=plan.sync_steps if is_cut else None,
-            patch=patch_of(self.model, spec, dims) if is_cut else (1,) * dims,
+            patch=patch_size_of(self.model, spec, dims) if is_cut else (1,) * dims,
             timestep_scale=1 / scheduler.config.num_train_timesteps,
         )  # fmt: skip
 
@@ -164,7 +166,7 @@ class Bench:
             if sampling:
                 loop = sampling.step_by_step if sampling.parts else sampling.parallel
                 return [loop(module), sampling.step_by_step(module)]
-            with module.showing_whole(False):
+            with module.running_with(RunOptions(NodeCode.INSIDE)):
                 outputs = [module.run_calls(calls) for calls in steps_of(self.case, count)]
         finally:
             module.remove()

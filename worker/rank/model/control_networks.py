@@ -90,7 +90,7 @@ class ControlNetworks:
         network = self.running[control]
         if network is None:
             return control.control_model(**given)
-        return network.run((), given, Forward(network.slot.every_segment()))
+        return network.run((), given, Forward(network.slot.every_patch()))
 
 
 def is_within(timestep: float, start: float, stop: float) -> bool:

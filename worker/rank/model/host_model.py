@@ -21,8 +21,9 @@ from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.hooks import Hooks
 from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
-from parallel_backend.parallel_model import ParallelModel, moved
-from parallel_backend.sampling.denoiser import Pass
+from parallel_backend.parallel_model import ParallelModel, RunOptions, moved
+from parallel_backend.sampling.passes import Pass
+from parallel_backend.seams.forward import NodeCode
 from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
@@ -356,10 +357,12 @@ class HostModel:
                     self.inner[patcher] = self.parallel.share_inside(patcher.model, self.parallel.dtype)
         compiles = self.parallel.compile_settings(context.compiled, context.steps)
         kernel = self.kernel_of(context.kernel) if compiles else None  # other calls get it by an option
-        attending = self.parallel.attending_by(kernel and kernel.backend)
-        showing = self.parallel.showing_whole(context.needs_all_tokens, context.is_plain and not self.decoder.objects)
-        with apply_changes(self.parallel.model, context.changes), attending, showing, Hooks() as hooks:
-            hooks.replace(self.parallel.compiled, "asked", context.compiled)
+        if context.needs_all_tokens:
+            code = NodeCode.BETWEEN_BLOCKS
+        else:
+            code = NodeCode.NONE if context.is_plain and not self.decoder.objects else NodeCode.INSIDE
+        options = RunOptions(code, kernel and kernel.backend, context.compiled)
+        with apply_changes(self.parallel.model, context.changes), self.parallel.running_with(options):
             yield
 
     def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:

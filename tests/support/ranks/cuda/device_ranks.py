@@ -112,7 +112,7 @@ def memory(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     and what is predicted that they need."""
     source, (latents, _, conditions) = bench.source("deep", DEEP, dtype), DEEP.inputs(1, *DEEP_SIDES)
     model = FamilyModel.load(source, bench.mesh(plan))
-    tokens = math.prod(latents.shape[2:]) // math.prod(model.patch(latents))
+    tokens = math.prod(latents.shape[2:]) // math.prod(model.patch_size(latents))
     width = DEEP.config["num_attention_heads"] * DEEP.config["attention_head_dim"] * model.dtype.itemsize
     predicted = rank_bytes(one_device_bytes(tokens * width), 1, plan)
     predicted += stale_bytes(model.model, plan, model.sizes, model.dtype, tokens)

@@ -21,8 +21,9 @@ from parallel_backend.models.bands import Place
 from parallel_backend.models.checks import modules_at
 from parallel_backend.models.comfyui.unet import BANDS
 from parallel_backend.models.spec import ALWAYS_WHOLE, ModelSpec
-from parallel_backend.parallel_model import ParallelModel
+from parallel_backend.parallel_model import ParallelModel, RunOptions
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.forward import NodeCode
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.references import relative_error
 from tests.support.ranks.host_ranks import flat, steps_of
@@ -138,7 +139,7 @@ def run(row: str, plan: ParallelPlan) -> tuple[float, float, float] | None:
             module.hooks.before(block, lambda *_: shared.append(not module.slot.has_all_tokens))
     if spec.bands:
         module.hooks.before(model, lambda *_: shared.append(not module.slot.has_all_tokens))
-    with other_roundings(), module.showing_whole(True), code_between(model, spec):
+    with other_roundings(), module.running_with(RunOptions(NodeCode.BETWEEN_BLOCKS)), code_between(model, spec):
         outputs = [module.run_calls([call]) for call in calls_by_step(case, spec, True)]
     found = [flat(each) for of_step in outputs for each in of_step or ()]
     if not found:

@@ -54,7 +54,7 @@ def run_beside(name: str, case: HostCase, meshes: Meshes) -> Found:
     alone, found = model(*args, **{**kwargs}), {}
     for plan, mesh in meshes.items():
         parallel = ParallelModel(model, mesh, torch.float32)
-        outputs = parallel.run(*case.inputs(), Forward(parallel.slot.every_segment()))
+        outputs = parallel.run(*case.inputs(), Forward(parallel.slot.every_patch()))
         parallel.remove()
         found[f"{name} | {plan}"] = [largest_error(outputs, alone)]
     return found

@@ -4,8 +4,8 @@ graphs each run brought."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 from torch._dynamo.utils import counters
 
 from parallel_backend.groups.calls import Call
+from parallel_backend.parallel_model import RunOptions
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
@@ -58,13 +59,8 @@ def of_diffusers(name: str, mesh: Any) -> Bench:
     return Bench(model, runs)
 
 
-@contextmanager
-def compiled(model: Model, backend: Any) -> Iterator[None]:
-    model.compiled.asked = {"backend": backend}
-    try:
-        yield
-    finally:
-        model.compiled.asked = None
+def compiled(model: Model, backend: Any) -> AbstractContextManager[None]:
+    return model.running_with(RunOptions(compile={"backend": backend}))
 
 
 def parked_between(bench: Bench, plain: torch.Tensor | None, backend: Any) -> list[float]:
