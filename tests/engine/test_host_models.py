@@ -10,9 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from parallel_backend.models.spec import SPECS
 from parallel_backend.plan import ParallelPlan
 from tests.benchmarks.host_classes import tables
+from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.host.controlnets import CONTROLNETS
+from tests.support.cases.host.networks import NETWORKS
 from tests.support.cases.library_plans import LONG, allows
 from tests.support.cases.references import relative_error
 from tests.support.pages import written_table
@@ -122,6 +126,13 @@ def found(
             for row, noted in noted_by_row.items():
                 mistakes.setdefault(row, []).extend(noted)
     return Found(results, mistakes)
+
+
+def test_each_spec_is_compared_with_its_class() -> None:
+    """But for diffusers' UNet, which `test_library.py` has, and for a class whose spec says that nothing is shared."""
+    compared = {case.model_class for case in (*ROWS.values(), *CONTROLNETS.values(), *FAMILIES.values())}
+    compared |= {case.network for case in NETWORKS.values()}
+    assert SPECS.keys() - compared == {"UNet2DConditionModel", "comfy.ldm.seedvr.model.NaDiT"}
 
 
 @pytest.mark.parametrize(("row", "plan"), [*CASES, *SEVERAL], ids=str)
