@@ -20,8 +20,8 @@ import comfy.model_patcher
 import comfy.samplers
 import torch
 
+from ..worker.comfyui.call_keys import OPTIONS
 from ..worker.comfyui.entry import leaves_by, runs_wrappers
-from ..worker.comfyui.patched_options import OPTIONS
 from ..worker.comfyui.source import SENT_METHODS
 from ..worker.wire.operations import FORWARD, INNER
 

@@ -10,9 +10,8 @@ import torch
 from comfy.supported_models_base import BASE
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of
-from ...worker.inside.changes import COMFYUI_ATTRIBUTES
-from ...worker.inside.snapshots import are_equal
-from ..inside.references import file_of, is_comfyuis
+from ...worker.inside.changes import COMFYUI_ATTRIBUTES, are_equal
+from ..inside.references import find_module_file, is_comfyuis
 from ..model.host_file import has_dynamic_vram
 
 # What ComfyUI sets on a model while it uses it. The shapes are of the last latent, since 0.33.
@@ -109,6 +108,6 @@ def are_alike(value: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
         return len(value) == len(other) and all(are_alike(*pair, seen) for pair in zip(value, other, strict=True))
     if isinstance(value, (torch.device, torch.nn.Module)):  # parts are compared by their paths
         return True
-    if isinstance(value, BASE) or is_comfyuis(file_of(type(value))) and hasattr(value, "__dict__"):
+    if isinstance(value, BASE) or is_comfyuis(find_module_file(type(value))) and hasattr(value, "__dict__"):
         return are_alike(vars(value), vars(other), seen)
     return are_equal(value, other)

@@ -146,7 +146,7 @@ def list_node_changes(model: Patcher, file: HostFile) -> Iterator[str]:
             yield WRITTEN
         own = {name.removeprefix(PREFIX) for name in replaced}
         changes = remote.guard.changes(own, remote.stock.is_active)
-        yield from (each.name for each in changes if each.watched.kind not in (METHODS, FUNCTIONS))
+        yield from (each.name for each in changes if each.kind not in (METHODS, FUNCTIONS))
 
 
 def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:

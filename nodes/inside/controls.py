@@ -1,7 +1,7 @@
 """Lets ControlNets compute in the ranks, and not on ComfyUI's device while the ranks wait.
 
 ComfyUI's ControlNet prepares its hint and its conditions here, as always. It is given a network that only returns its
-arguments. The ranks call ComfyUI's network with them, see `control_networks.py` there.
+arguments. The ranks call ComfyUI's network with them, see `added_networks.py` there.
 """
 
 from __future__ import annotations
@@ -18,25 +18,13 @@ import comfy.model_base
 import comfy.model_management
 import torch
 
-from ...worker.comfyui.controls import (
-    CHANNELS,
-    CONTROL,
-    GIVEN,
-    LATENTS,
-    NETWORK,
-    PREVIOUS,
-    RANGE,
-    STRENGTH,
-    TIMESTEPS,
-    is_network_call,
-)
-from ...worker.comfyui.patched_options import FACTS
-from ...worker.inside.encoder import Encoded, Encoder
+from ...worker.comfyui import call_keys as keys
+from ...worker.inside.encoder import Encoded, Encoder, Scope
 from ...worker.wire.tensors import UnsendableError
 from ..errors import Refused
 from .facts import Facts
 
-CONTROLS = Facts("the prompt", splits_tokens=True, splits_rows=True)  # how ControlNets share
+CONTROLS = Facts("the prompt", splits_tokens=True, splits_rows=True, place="a ControlNet")  # how ControlNets share
 
 ControlNet = comfy.controlnet.ControlNet
 # ComfyUI's classes that make what they return of one call of their network. A pack's class may do anything.
@@ -117,10 +105,10 @@ def record_all(conds: Mapping[str, Iterable[Cond]]) -> dict[str, list[Cond]]:
     done: dict[int, Any] = {}
 
     def replaced(cond: Cond) -> Cond:
-        control = cond.get(CONTROL)
-        return {**cond, CONTROL: done.setdefault(id(control), record(control))}
+        control = cond.get(keys.CONTROL)
+        return {**cond, keys.CONTROL: done.setdefault(id(control), record(control))}
 
-    return {name: [replaced(cond) if CONTROL in cond else cond for cond in each] for name, each in conds.items()}
+    return {name: [replaced(cond) if keys.CONTROL in cond else cond for cond in each] for name, each in conds.items()}
 
 
 def chain_of(control: Any) -> list[Any]:
@@ -130,7 +118,7 @@ def chain_of(control: Any) -> list[Any]:
 
 def recorded_in(conds: Mapping[str, Iterable[Cond]]) -> Iterator[RecordedControlNet]:
     """Yields the ControlNets of conditions whose networks run in the ranks."""
-    found = (each for conditions in conds.values() for cond in conditions for each in chain_of(cond.get(CONTROL)))
+    found = (each for conditions in conds.values() for cond in conditions for each in chain_of(cond.get(keys.CONTROL)))
     return (each for each in found if isinstance(each, RecordedControlNet))
 
 
@@ -153,18 +141,19 @@ def encode_control(control: Any, encoder: Encoder) -> Encoded:
     if "data" in vars(control):  # it is computed
         return dict(control.data)
     try:
-        network = encoder.encode_or_forget(control.control)
+        with encoder.look(Scope()):
+            network = encoder.encode(control.control)
     except UnsendableError as error:
         logging.info("[ParallelDiT] ComfyUI's own device computes a ControlNet: %s", error)
         return dict(control.data)
     timestep = control.model.model_sampling.timestep
     limits = control.noise_range and [float(timestep(torch.tensor(float(each)))) for each in control.noise_range]
     return {
-        **({RANGE: limits} if limits else {}),
-        NETWORK: network,
-        GIVEN: control.given,
-        STRENGTH: control.strength,
-        PREVIOUS: encode_control(control.previous, encoder),
+        **({keys.RANGE: limits} if limits else {}),
+        keys.NETWORK: network,
+        keys.GIVEN: control.given,
+        keys.STRENGTH: control.strength,
+        keys.PREVIOUS: encode_control(control.previous, encoder),
     }
 
 
@@ -173,10 +162,10 @@ def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, t
 
     control: from `encode_control`. latents, timesteps: what the model got in that step. Raises Refused if a ControlNet
     gets others, or was computed here."""
-    if not is_network_call(control):
+    if not keys.is_network_call(control):
         raise Refused("The Parallel Sampler cannot honour a ControlNet whose network the ranks cannot have.", STOCK)
-    given, previous = dict(control[GIVEN]), control[PREVIOUS]
-    x, t = given.pop(LATENTS), given.pop(TIMESTEPS)
+    given, previous = dict(control[keys.GIVEN]), control[keys.PREVIOUS]
+    x, t = given.pop(keys.LATENTS), given.pop(keys.TIMESTEPS)
     own = latents[:, : x.shape[1]]
     if x.shape != own.shape or not is_near(x, own) or not is_near(t, timesteps):
         raise Refused(
@@ -184,12 +173,12 @@ def take_latents_from_steps(control: Mapping[str, Any], latents: torch.Tensor, t
             STOCK,
         )
     before = None if previous is None else take_latents_from_steps(previous, latents, timesteps)
-    return {**control, GIVEN: given, CHANNELS: x.shape[1], PREVIOUS: before}
+    return {**control, keys.GIVEN: given, keys.CHANNELS: x.shape[1], keys.PREVIOUS: before}
 
 
 def add_control_facts(options: dict[str, Any]) -> dict[str, Any]:
     """Returns a call's options with the facts of its ControlNets: they see all blocks, so they allow no stages."""
-    return {**options, FACTS: [*options.get(FACTS, []), ("a ControlNet", CONTROLS)]}
+    return {**options, keys.FACTS: [*options.get(keys.FACTS, []), CONTROLS]}
 
 
 def is_near(one: torch.Tensor, other: torch.Tensor) -> bool:

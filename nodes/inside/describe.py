@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import comfy.model_base
 import torch
 
 from ...parallel_backend.compat import hooks_with_kwargs
+from ...worker.comfyui import call_keys as keys
+from ...worker.comfyui.source import HostSource
 from ...worker.inside.changes import HOOKS, OBJECT_PATCH
 from ...worker.inside.code_files import CodeFiles, codes_in, file_of, is_installed
-from ...worker.inside.encoder import Encoder
+from ...worker.inside.encoder import Encoder, Scope
 from ...worker.inside.object_graph import Encoded
 from ...worker.wire.tensors import UnsendableError
-from ...worker.wire.tree import PLAIN
+from ...worker.wire.tree import PLAIN, pack
+from .attention_kernels import find_kernel
 from .facts import Facts, find_facts
-from .module_guard import TORCH, WEIGHTS, Change
+from .module_guard import TORCH, WEIGHTS, Watched
 from .networks import NEEDED, share_weights
 from .places import BlockPlaces
 
@@ -35,33 +37,68 @@ RANDOM = frozenset(
 WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL")
 MUTATES = frozenset("add append clear extend insert pop popitem remove setattr delattr setdefault update".split())
 HELD = (list, dict, set, tuple, torch.Tensor, uuid.UUID)
-NOT_SENT = (comfy.model_base.BaseModel,)
+# Options that have done their work in ComfyUI's process by now, or are of no use elsewhere.
+KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
+# Options that code outside of the model's own classes reads, and that may be more than data. Options that neither
+# reads are for the nodes' own wrappers, which run here.
+READ_BY_CLASSES = (keys.OVERRIDE, "model_patch_data", "x_ref_attn_map")
+# Options that ComfyUI makes anew for each call.
+MADE_FOR_A_CALL = ("cond_or_uncond", "sigmas", "sample_sigmas")
+# Options that a class writes its own results into, for its next call.
+WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
+SHOWN = 3  # the most changes of a module that are named
 
 
 class Inside:
-    """The graph of what nodes put into the model."""
+    """Describes what nodes put into a model. Its encoder has the graph of their functions and objects."""
 
     def __init__(
-        self, parts: Mapping[int, str], files: CodeFiles, places: BlockPlaces, is_one_machine: Callable[[], bool]
+        self, module: torch.nn.Module, source: HostSource, parts: Mapping[int, str], is_one_machine: Callable[[], bool]
     ) -> None:
-        """parts: of the module as it was loaded, with the stand-in's methods, by id. places: of its blocks.
-        is_one_machine: whether all ranks are on this machine."""
-        self.files, self.places = files, places
+        """parts: of the module as it was loaded, with the stand-in's methods, by id. is_one_machine: whether all ranks
+        are on this machine."""
+        self.files, self.places = CodeFiles(source.comfyui, source.packs), BlockPlaces(module)
         share = lambda network: share_weights(network) if is_one_machine() else {}  # noqa: E731
-        self.encoder = Encoder(files, parts, NOT_SENT, NEEDED, share)
-        # Where something runs inside of the model, in words, and how it shares.
-        self.asked: list[tuple[str, Facts]] = []
+        self.encoder = Encoder(self.files, parts, NEEDED, share)
+        self.facts: list[Facts] = []  # of what runs inside of the model in a call
         self.reasons: list[str] = []  # what of the call cannot be described, in words
 
-    def begin(self) -> None:
-        """Begins the description of a call."""
-        self.asked, self.reasons = [], []
+    def describe_call(
+        self,
+        options: Mapping[str, Any],
+        changes: Iterable[Watched],
+        patches: Mapping[str, Any],
+        notes: Callable[[], Mapping[torch.nn.Module, Iterable[str]]],
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Returns a call's options in the form that goes to the ranks, with the changes of the module, and why the
+        ranks cannot run the call; empty if they can.
+
+        patches: objects that a patcher put in, by path. notes: returns attributes that nodes keep on parts of the
+        model.
+        """
+        self.facts, self.reasons = [], []
         self.encoder.begin()
+        its = lambda name: lambda error: f"a change of its {name} ({error})"  # noqa: E731
+        described = [self.attempt(its(path), self.describe_object_patch, path, each) for path, each in patches.items()]
+        described += [self.attempt(its(each.name), self.describe_change, each) for each in changes]
+        del self.reasons[SHOWN:]
+        encoded = self.describe_options(options)
+        if self.has_unknown:
+            self.attempt(lambda error: f"what a node keeps on its parts ({error})", self.add_notes, notes())
+        # If a network inside of the model shares its tokens, it takes a rank's own, so nothing else gets all of them.
+        if any(facts.by_network and facts.splits_tokens for facts in self.facts):
+            self.facts = [facts._replace(between=False) for facts in self.facts]
+        needs_all_tokens = any(facts.between and not facts.splits_tokens for facts in self.facts)
+        encoded |= {keys.MODEL_CHANGES: described} if described else {}
+        encoded |= {keys.ALL_TOKENS: True} if needs_all_tokens else {}
+        encoded |= {keys.FACTS: self.facts} if self.facts else {}
+        return encoded, self.reasons
 
     def attempt(self, say: Callable[[UnsendableError], str], describe: Callable[..., Encoded], *given: Any) -> Encoded:
         """Returns a description. If there is none, returns None, and keeps the reason. say: puts it into words."""
         try:
-            return describe(*given)
+            with self.encoder.look(Scope()):
+                return describe(*given)
         except UnsendableError as error:
             self.reasons.append(say(error))
             return None
@@ -69,32 +106,59 @@ class Inside:
     @property
     def has_unknown(self) -> bool:
         """Whether a function runs inside that nobody has read, or one of a pack."""
-        return any(facts.reads_pack or not (facts.splits_tokens or facts.splits_rows) for _, facts in self.asked)
+        return any(facts.reads_pack or not (facts.splits_tokens or facts.splits_rows) for facts in self.facts)
 
-    @property
-    def needs_all_tokens(self) -> bool:
-        """Whether something between the blocks needs all tokens."""
-        return any(facts.between and not facts.splits_tokens for _, facts in self.asked)
+    def describe_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options in the form that goes to the ranks."""
+        self.reasons += list_written(options)
 
-    def keep_rank_tokens(self) -> None:
-        """Called after everything is described. If a network inside of the model shares its tokens, nothing between the
-        blocks gets all of them: the network takes a rank's own."""
-        if any(facts.by_network and facts.splits_tokens for _, facts in self.asked):
-            self.asked = [(place, facts._replace(between=False)) for place, facts in self.asked]
+        def describe(value: Any, place: str, between: bool, is_data: bool = False, owner: str = "") -> Any:
+            owner, where = owner or find_owner(value), f"the model patch {place!r}"
+            say = lambda error: f"the model patch {place!r} of {owner} ({error})"  # noqa: E731
+            return self.attempt(say, self.describe, value, where, owner, between, is_data)
+
+        patches, replaced = (self.places.options.get(part, ()) for part in (keys.PATCHES, keys.REPLACED))
+        functions = {
+            keys.PATCHES: {
+                name: [describe(each, name, name in patches) for each in own]
+                for name, own in options.get(keys.PATCHES, {}).items()
+            },
+            keys.REPLACED: {
+                name: [[list(key), describe(each, name, name in replaced)] for key, each in own.items()]
+                for name, own in options.get(keys.REPLACED, {}).items()
+            },
+            keys.OTHER_OPTIONS: {},
+        }
+        found, others = {}, functions[keys.OTHER_OPTIONS]
+        for name, value in options.items():
+            if name in (*KEPT_HERE, keys.PATCHES, keys.REPLACED, *WRITTEN_BY_CLASSES):
+                continue
+            may_keep = self.has_unknown and isinstance(value, (dict, list)) and name not in MADE_FOR_A_CALL
+            if is_data(name, options) and not may_keep:
+                found[name] = value
+            elif name == keys.OVERRIDE and (kernel := find_kernel(value, self.files)):
+                found[keys.KERNEL] = kernel
+            elif name in READ_BY_CLASSES:
+                others[name] = describe(value, name, False)
+            elif self.places.reads_option(name):  # nobody knows what for
+                others[name] = describe(value, name, False, owner="the model's class")
+            elif self.has_unknown:
+                # Only functions read it that were asked until now.
+                others[name] = describe(value, name, all(facts.between for facts in self.facts), True)
+        return {**found, keys.NODE_FUNCTIONS: functions} if any(functions.values()) else found
 
     def describe(self, value: Any, place: str, owner: str, between: bool, is_data: bool = False) -> Encoded:
         """Describes a value that runs inside. place, owner: in words. between: whether it runs between the blocks.
         is_data: whether it matters only if there is code in it. Raises UnsendableError."""
         known = find_facts(value, self.files)
-        encoder = self.encoder
-        encoder.functions, encoder.classes, encoder.stays = [], {}, known is not None
-        encoded = encoder.encode(value)
-        encoder.stays = False  # of what follows
-        if is_data and not (encoder.functions or encoder.classes):
-            return encoded
-        codes = self.follow_code() if known is None or known.reads_pack else []
+        with self.encoder.look(Scope(stays=known is not None)) as scope:
+            encoded = self.encoder.encode(value)
+            if is_data and not (scope.functions or scope.classes):
+                return encoded
+            scope.stays = False  # of what follows
+            codes = self.follow_code(scope) if known is None or known.reads_pack else []
         facts = known or Facts(owner, is_stateless=not any(map(keeps_state, codes)))
-        self.asked.append((place, facts._replace(between=between)))
+        self.facts.append(facts._replace(place=place, between=between))
         return encoded
 
     def describe_object_patch(self, path: str, value: Any) -> Encoded:
@@ -104,23 +168,22 @@ class Inside:
             return [OBJECT_PATCH, path, value]
         return [OBJECT_PATCH, path, self.describe(value, path, path, self.places.has_patch(path))]
 
-    def describe_change(self, change: Change) -> Encoded:
+    def describe_change(self, change: Watched) -> Encoded:
         """Describes a change of the module, see `changes.py` of the ranks. Raises UnsendableError."""
-        watched, key = change.watched, change.key
-        value, present = watched.now.get(key), key in watched.now
-        if watched.owner in TORCH:
+        kind, key, name = change.kind, change.key, change.name
+        value, present = change.now.get(key), key in change.now
+        if change.owner in TORCH:
             raise UnsendableError("It is torch's, which the ranks' own code calls, too.")
-        place = self.encoder.encode(watched.owner)
-        if watched.kind == WEIGHTS:
+        owner = self.encoder.encode(change.owner)
+        if kind == WEIGHTS:
             raise UnsendableError("It is a weight.")
-        between = self.places.has_change(watched)
-        if watched.kind not in HOOKS:
-            return [watched.kind, place, key, present, self.describe(value, change.name, change.name, between)]
+        between = self.places.has_change(change)
+        if kind not in HOOKS:
+            return [kind, owner, key, present, self.describe(value, name, name, between)]
         if not present:
             raise UnsendableError("It is a hook that was removed.")
-        with_kwargs = key in hooks_with_kwargs(watched.owner)[HOOKS.index(watched.kind)]
-        hook = self.describe(value, f"a hook of {change.name}", change.name, between)
-        return [watched.kind, place, with_kwargs, hook]
+        with_kwargs = key in hooks_with_kwargs(change.owner)[HOOKS.index(kind)]
+        return [kind, owner, with_kwargs, self.describe(value, f"a hook of {name}", name, between)]
 
     def add_notes(self, notes: Mapping[torch.nn.Module, Iterable[str]]) -> None:
         """Takes along attributes that nodes set on parts of the model, for code of theirs that runs there. Raises
@@ -130,22 +193,21 @@ class Inside:
                 held = vars(part)
                 self.encoder.add_variables(part, {name: held[name] for name in names if name in held}, are_all=True)
 
-    def follow_code(self) -> list[types.CodeType]:
+    def follow_code(self, scope: Scope) -> list[types.CodeType]:
         """Returns the code of the functions that were named, and of what they call in node packs and in ComfyUI's own
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
-        encoder = self.encoder
         followed: set[types.FunctionType] = set()
         classes: set[type] = set()
         methods: list[tuple[str, types.FunctionType, bool]] = []
         names: set[str] = {"forward"}
         found: list[types.CodeType] = []
         known = -1  # functions and classes before the last round
-        while known < (known := len({*encoder.functions}) + len(followed) + len(encoder.classes)):
-            new = encoder.classes.keys() - classes
+        while known < (known := len(scope.functions) + len(followed) + len(scope.classes)):
+            new = scope.classes.keys() - classes
             classes |= new
             methods += [each for cls in new for each in list_methods(cls)]
             named = [each for name, each, is_called in methods if is_called or name in names]
-            for function in [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]:
+            for function in [each for each in {*scope.functions, *named} - followed if self.is_of_node(each)]:
                 followed.add(function)
                 own = list(codes_in(function.__code__))
                 found += own
@@ -171,9 +233,9 @@ class Inside:
             for name in names & vars(module).keys():
                 value = vars(module)[name]
                 if isinstance(value, types.FunctionType):
-                    self.encoder.functions.append(inspect.unwrap(value))
+                    self.encoder.scope.functions[inspect.unwrap(value)] = None
                 elif isinstance(value, type):
-                    self.encoder.classes[value] = None
+                    self.encoder.scope.classes[value] = None
                 elif type(value) in (*PLAIN, *HELD) and not name.startswith("__") or self.is_of_node(type(value)):
                     values[name] = value
             if values:
@@ -213,3 +275,24 @@ def keeps_state(code: types.CodeType) -> bool:
         return True
     done = ((each.opname, each.argval) for each in dis.get_instructions(code))
     return any(op in WRITES or op in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars for op, name in done)
+
+
+def list_written(options: Mapping[str, Any]) -> list[str]:
+    """Returns, in words, what the model's class keeps from call to call in these options."""
+    return [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
+
+
+def find_owner(function: Any) -> str:
+    """Returns the node or class that a function belongs to."""
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        return type(owner).__name__
+    return getattr(function, "__qualname__", type(function).__name__).partition(".")[0]
+
+
+def is_data(name: str, options: Mapping[str, Any]) -> bool:
+    try:
+        pack(options.get(name), name, {})
+    except UnsendableError:
+        return False
+    return True

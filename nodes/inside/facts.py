@@ -30,7 +30,7 @@ class Facts(NamedTuple):
     of the tokens, or of a call's rows. is_stateless: whether it keeps nothing from call to call, so that ranks can run
     different calls at the same time. by_network: whether it computes from a part of the tokens only if its network
     does. reads_pack: whether it may read variables of a node pack, and options that only the pack reads. between:
-    whether it runs where the ranks can have all tokens, such as between the blocks."""
+    whether it runs where the ranks can have all tokens, such as between the blocks. place: where it runs, in words."""
 
     node: str
     splits_tokens: bool = False
@@ -39,29 +39,25 @@ class Facts(NamedTuple):
     by_network: bool = False
     reads_pack: bool = False
     between: bool = False
+    place: str = ""
 
 
-class KnownFunction(NamedTuple):
-    """A function or class that somebody has read, and compared with stock. text: the hash of a pack's text, with that
-    of helpers: functions and classes of the same file that it uses. holds: whether the facts hold for it as it is set
-    up."""
-
-    facts: Facts
-    text: str
-    helpers: tuple[str, ...]
-    holds: Callable[[Any], bool]
+# A function or class that somebody has read, and compared with stock: its facts, and see `row`.
+Known = tuple[Facts, str, tuple[str, ...], Callable[[Any], bool]]
 
 
 def row(
     node: str, file: str, name: str, helpers: tuple[str, ...] = (), text: str = "",
     holds: Callable[[Any], bool] = lambda _value: True, splits_rows: bool = True, **columns: bool,
-) -> tuple[str, KnownFunction]:  # fmt: skip
+) -> tuple[str, Known]:  # fmt: skip
     """Returns where a function or class is, and what is known of it. node: for the user. file: without its suffix,
-    in comfy_extras if it names no folder. name: in the file; NODE stands for the body of the node's `execute`."""
+    in comfy_extras if it names no folder. name: in the file; NODE stands for the body of the node's `execute`. text:
+    the hash of a pack's text, with that of helpers: functions and classes of the same file that it uses. holds: whether
+    the facts hold for it as it is set up."""
     file = file if "/" in file else f"comfy_extras/{file}"
-    facts = Facts(node, splits_rows=splits_rows, **{"reads_pack": bool(text), **columns})
+    facts = Facts(node, splits_rows=splits_rows, place="", **{"reads_pack": bool(text), **columns})
     where = f"{file}.py:{name.replace('NODE', f'{node}.execute.{LOCALS}')}"
-    return where, KnownFunction(facts, text, helpers, holds)
+    return where, (facts, text, helpers, holds)
 
 
 def has_no_mask(patch: Any) -> bool:
@@ -148,9 +144,11 @@ def find_facts(value: Any, files: CodeFiles) -> Facts | None:
         return None
     relative = relative if number == "0" else f"{PACK}/{relative.partition('/')[2]}"
     known = KNOWN.get(f"{relative}:{target.__qualname__}")
-    if known is None or known.text and (hash_text(target, known.helpers) != known.text or not known.holds(value)):
+    if known is None:
         return None
-    facts = known.facts
+    facts, text, helpers, holds = known
+    if text and (hash_text(target, helpers) != text or not holds(value)):
+        return None
     if facts.by_network:  # of one of ComfyUI's patches, or of the patch that it is a part of
         network = getattr(value, "patch", value).model_patch.model
         return facts._replace(splits_tokens=shares_tokens(network, files))

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of, version_of
-from ...worker.inside.changes import ATTRIBUTES, CLASSES, COMFYUI_ATTRIBUTES, FUNCTIONS, HOOKS, METHODS, PARTS
-from ...worker.inside.snapshots import are_equal
+from ...worker.inside import changes as kinds
+from ...worker.inside.changes import are_equal
 from ...worker.wire.tree import PLAIN
-from .references import file_of, is_code, is_comfyuis, is_foreign, is_not_torchs
+from .references import find_module_file, is_code, is_comfyuis, is_foreign, is_not_torchs
 
 WEIGHTS = "weights"
 # They choose devices and memory, and not what is computed. Packs for several devices replace their functions.
@@ -47,7 +47,7 @@ OF_NEW_OBJECTS = ("__init__", "__setstate__")
 class Watched(NamedTuple):
     """A dict that a node may change. now: it. before: a copy of it. path: goes before the names of its keys. kind:
     which changes matter. owner: the part, class or Python module that has it. names: the only keys that matter, empty
-    if all do; of attributes, those that were there."""
+    if all do; of attributes, those that were there. key: in a change, what has changed."""
 
     now: Any
     before: Any
@@ -55,14 +55,12 @@ class Watched(NamedTuple):
     kind: str
     owner: Any
     names: frozenset[str] = frozenset()
+    key: Any = ""
 
-
-class Change(NamedTuple):
-    """Something that has changed. name: in words. key: in the watched dict."""
-
-    name: str
-    watched: Watched
-    key: Any
+    @property
+    def name(self) -> str:
+        """What has changed, in words."""
+        return (self.path.rstrip(".") or "the model") if self.kind in kinds.HOOKS else f"{self.path}{self.key}"
 
 
 class ModuleGuard:
@@ -79,12 +77,12 @@ class ModuleGuard:
         self.own = set(own)
         self.types = [(path, part, type(part)) for path, part in paths_of(module)]
         self.watched = [*watch_structure(module), *watch_code(module)]
-        # The tensors with numbers that the module has here, by the dict that has them and their name there, with how
-        # often they were written to. Weights notice it themselves, see `local_weights.py`.
+        # The tensors with numbers that the module has here: where they are, and how often they were written to. Weights
+        # notice it themselves, see `local_weights.py`.
         self.tensors = [
-            (each._replace(kind=WEIGHTS), name, tensor, version_of(tensor))
+            (each._replace(kind=WEIGHTS, key=name), tensor, version_of(tensor))
             for each in self.watched
-            for name, tensor in (each.now.items() if each.kind in (ATTRIBUTES, WEIGHTS) else ())
+            for name, tensor in (each.now.items() if each.kind in (kinds.ATTRIBUTES, WEIGHTS) else ())
             if type(tensor) is torch.Tensor and not tensor.is_meta
         ]
         self.now, self.before = [each.now for each in self.watched], [each.before for each in self.watched]
@@ -96,28 +94,26 @@ class ModuleGuard:
                 for key in each.before:
                     each.before[key] = weights.get(each.path + key, each.before[key])
 
-    def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[Change]:
+    def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[Watched]:
         """Returns what has changed.
 
         allowed: names of attributes that may change. is_filled: whether the module has its weights now. Then they are
         not compared.
         """
         found = self.find(allowed, is_filled)
-        if any(each.watched.kind == WEIGHTS for each in found):
+        if any(each.kind == WEIGHTS for each in found):
             self.take_back_copies()
             found = self.find(allowed, is_filled)
         return found
 
-    def find(self, allowed: Collection[str], is_filled: bool) -> list[Change]:
+    def find(self, allowed: Collection[str], is_filled: bool) -> list[Watched]:
         found = [
-            Change(path + CLASS, Watched({CLASS: type(part)}, {CLASS: cls}, path, CLASSES, part), CLASS)
+            Watched({CLASS: type(part)}, {CLASS: cls}, path, kinds.CLASSES, part, key=CLASS)
             for path, part, cls in self.types
             if type(part) is not cls
         ]
         if not is_filled:
-            found += [
-                Change(each.path + key, each, key) for each, key, now, was in self.tensors if version_of(now) != was
-            ]
+            found += [each for each, tensor, was in self.tensors if version_of(tensor) != was]
         if not is_filled and are_equal(self.now, self.before):
             return found
         for each in self.watched:
@@ -125,15 +121,14 @@ class ModuleGuard:
                 found += [change for change in self.changes_of(each, is_filled) if change.name not in allowed]
         return found
 
-    def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Change]:
+    def changes_of(self, each: Watched, is_filled: bool) -> Iterator[Watched]:
         now, before = each.now, each.before
         for key in {**before, **now}:
             is_same = key in now and key in before and now[key] is before[key]
             if is_same or is_filled and key in self.own and not each.path:
                 continue
             if matters(each, key):
-                name = (each.path.rstrip(".") or "the model") if each.kind in HOOKS else each.path + key
-                yield Change(name, each, key)
+                yield each._replace(key=key)
             elif key in now:  # the next comparison is fast
                 before[key] = snapshot(now[key])
             else:
@@ -141,8 +136,9 @@ class ModuleGuard:
 
     def notes(self) -> dict[torch.nn.Module, set[str]]:
         """Returns the attributes that nodes have set for their own code, by part."""
-        parts = [each for each in self.watched if each.kind == ATTRIBUTES and isinstance(each.owner, torch.nn.Module)]
-        found = {each.owner: each.before.keys() - each.names - {*COMFYUI_ATTRIBUTES} for each in parts}
+        watched = (each for each in self.watched if each.kind == kinds.ATTRIBUTES)
+        parts = [each for each in watched if isinstance(each.owner, torch.nn.Module)]
+        found = {each.owner: each.before.keys() - each.names - {*kinds.COMFYUI_ATTRIBUTES} for each in parts}
         return {part: names for part, names in found.items() if names}
 
 
@@ -152,22 +148,22 @@ def matters(watched: Watched, name: str) -> bool:
     was_there = name in (watched.names or watched.before)
     if before is FOREIGN:
         return True
-    if watched.kind == ATTRIBUTES:
-        if name in COMFYUI_ATTRIBUTES or name.startswith("_") and not callable(value):
+    if watched.kind == kinds.ATTRIBUTES:
+        if name in kinds.COMFYUI_ATTRIBUTES or name.startswith("_") and not callable(value):
             return False
         own = getattr(value, "__func__", None)
         if own and value.__self__ is watched.owner and own is getattr(type(watched.owner), name, None):
             return False  # a node has put the class's own method back
         is_more = callable(value) or isinstance(value, torch.Tensor)
         return is_more or was_there and not equal(value, before)
-    if watched.kind == METHODS and name in OF_NEW_OBJECTS:
+    if watched.kind == kinds.METHODS and name in OF_NEW_OBJECTS:
         return False
-    if watched.kind == FUNCTIONS and not was_there:  # nobody in ComfyUI reads a new name
+    if watched.kind == kinds.FUNCTIONS and not was_there:  # nobody in ComfyUI reads a new name
         return False
-    if watched.kind in (METHODS, FUNCTIONS):
+    if watched.kind in (kinds.METHODS, kinds.FUNCTIONS):
         # Another plain value of a class is one of all of its objects.
-        may_be_setting = watched.kind == METHODS and was_there and not name.startswith("_")
-        is_setting = may_be_setting and name not in COMFYUI_ATTRIBUTES and type(value) in PLAIN
+        may_be_setting = watched.kind == kinds.METHODS and was_there and not name.startswith("_")
+        is_setting = may_be_setting and name not in kinds.COMFYUI_ATTRIBUTES and type(value) in PLAIN
         return is_code(value) or is_code(before) or is_setting and not equal(value, before)
     return True
 
@@ -183,8 +179,8 @@ def watch(now: Any, path: str, kind: str, owner: Any) -> Watched:
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
     for path, part in paths_of(module):
         yield watch_attributes(part, path)
-        yield watch(parts_of(part), path, PARTS, part)
-        for kind, hooks in zip(HOOKS, hooks_of(part), strict=True):
+        yield watch(parts_of(part), path, kinds.PARTS, part)
+        for kind, hooks in zip(kinds.HOOKS, hooks_of(part), strict=True):
             yield watch(hooks, path, kind, part)
         for weights in (parameters_of(part), buffers_of(part)):
             yield watch(weights, path, WEIGHTS, part)
@@ -194,10 +190,10 @@ def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
 
 def watch_attributes(owner: Any, path: str) -> Watched:
     before = {
-        name: value if name.startswith("_") or name in COMFYUI_ATTRIBUTES else snapshot(value)
+        name: value if name.startswith("_") or name in kinds.COMFYUI_ATTRIBUTES else snapshot(value)
         for name, value in vars(owner).items()
     }
-    return Watched(vars(owner), before, path, ATTRIBUTES, owner, frozenset(before))
+    return Watched(vars(owner), before, path, kinds.ATTRIBUTES, owner, frozenset(before))
 
 
 def snapshot(value: Any) -> Any:
@@ -220,7 +216,7 @@ def configs_of(module: torch.nn.Module) -> dict[str, Any]:
 def is_config(value: Any) -> bool:
     if isinstance(value, (type, enum.Enum, torch.nn.Module)) or not hasattr(value, "__dict__"):
         return False
-    return is_dataclass(value) or not callable(value) and is_comfyuis(file_of(value))
+    return is_dataclass(value) or not callable(value) and is_comfyuis(find_module_file(value))
 
 
 def paths_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -249,21 +245,21 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, types.ModuleType]:
 def watch_code(module: torch.nn.Module) -> Iterator[Watched]:
     """Watches the classes and functions that a module's code uses."""
     for each in classes_of(module):
-        yield watch_names(each, f"{each.__name__}.", METHODS)
+        yield watch_names(each, f"{each.__name__}.", kinds.METHODS)
     places = namespaces_of(module)
     for name, place in places.items():
-        yield watch_names(place, f"{name}.", FUNCTIONS)
+        yield watch_names(place, f"{name}.", kinds.FUNCTIONS)
     for name in NAMED.keys() - places.keys():
-        yield watch_names(importlib.import_module(name), f"{name}.", FUNCTIONS, NAMED[name])
-    yield watch_names(torch, "torch.", FUNCTIONS, COMPUTING)
-    yield watch_names(torch.nn.functional, "torch.nn.functional.", FUNCTIONS)
+        yield watch_names(importlib.import_module(name), f"{name}.", kinds.FUNCTIONS, NAMED[name])
+    yield watch_names(torch, "torch.", kinds.FUNCTIONS, COMPUTING)
+    yield watch_names(torch.nn.functional, "torch.nn.functional.", kinds.FUNCTIONS)
 
 
 def watch_names(owner: Any, path: str, kind: str, names: Iterable[str] = ()) -> Watched:
     """Watches a class or a Python module."""
     now, before, names = vars(owner), dict(vars(owner)), frozenset(names)
     is_others = is_not_torchs if owner in TORCH else is_foreign
-    if kind == FUNCTIONS or is_comfyuis(file_of(owner)):
+    if kind == kinds.FUNCTIONS or is_comfyuis(find_module_file(owner)):
         found = {name: getattr(now.get(name), "__func__", now.get(name)) for name in names or now}
         before |= {name: FOREIGN for name, value in found.items() if is_others(value)}
     return Watched(now, before, path, kind, owner, names)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import comfy.controlnet
+import comfy.model_base
 import comfy.model_patcher
 import comfy.sd
 import torch
@@ -31,22 +32,23 @@ def needed_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Needed:
     """Raises UnsendableError for a network with patches."""
     if patcher.patches or patcher.object_patches or patcher.hook_patches:
         raise UnsendableError("A network was changed after it was loaded.")
-    return Needed(None, {MODEL: patcher.model})
+    return None, {MODEL: patcher.model}
 
 
 def needed_of_controlnet(control: comfy.controlnet.ControlNet) -> Needed:
-    return Needed(type(control), {name: getattr(control, name) for name in OF_CONTROLNETS} | OF_ONE_CONTROLNET)
+    return type(control), {name: getattr(control, name) for name in OF_CONTROLNETS} | OF_ONE_CONTROLNET
 
 
 def needed_of_vae(vae: comfy.sd.VAE) -> Needed:
     attributes = {name: value for name, value in vars(vae).items() if name != SHARED}
-    return Needed(comfy.sd.VAE if SHARED in vars(vae) else type(vae), {PATCHER: vae.patcher, **attributes})
+    return comfy.sd.VAE if SHARED in vars(vae) else type(vae), {PATCHER: vae.patcher, **attributes}
 
 
-NEEDED: Mapping[type, Callable[[Any], Needed]] = {
+NEEDED: Mapping[type, Callable[[Any], Needed] | None] = {
     comfy.model_patcher.ModelPatcher: needed_of_network,
     comfy.sd.VAE: needed_of_vae,
     comfy.controlnet.ControlNet: needed_of_controlnet,
+    comfy.model_base.BaseModel: None,
 }
 
 

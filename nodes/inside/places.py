@@ -14,7 +14,7 @@ import torch
 from ...parallel_backend.costs.auto import shareable
 from ...parallel_backend.models.checks import modules_at
 from ...parallel_backend.models.spec import ModelSpec
-from ...worker.comfyui.patched_options import PATCHES, REPLACED
+from ...worker.comfyui.call_keys import PATCHES, REPLACED
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from .module_guard import Watched
 
@@ -50,12 +50,12 @@ class BlockPlaces:
         """Whether what a patcher puts at a path runs between the blocks. So does what takes the place of a block."""
         return bool(self.paths) and (f"{path}." in self.paths or not self.is_in_block(path))
 
-    def has_change(self, watched: Watched) -> bool:
+    def has_change(self, change: Watched) -> bool:
         """Whether code that was put there runs between the blocks."""
-        if not self.paths or watched.kind == FUNCTIONS:
+        if not self.paths or change.kind == FUNCTIONS:
             return False
-        owner: Any = watched.owner
-        return owner in self.outside if watched.kind == METHODS else not watched.path.startswith(self.paths)
+        owner: Any = change.owner
+        return owner in self.outside if change.kind == METHODS else not change.path.startswith(self.paths)
 
 
 @cache

@@ -13,9 +13,8 @@ from typing import Any
 import comfy.model_patcher
 import torch
 
-from ...worker.inside import tags
+from ...worker.inside import object_graph as graph
 from ...worker.inside.code_files import CODE_FOLDERS, find_package_folders
-from ...worker.inside.object_graph import slots_of
 
 COMFYUI = Path(comfy.model_patcher.__file__).resolve().parents[1]
 INSTALLED = find_package_folders([path for path in sys.path if not COMFYUI.is_relative_to(path)])  # with its packs
@@ -32,13 +31,13 @@ def contents(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple, set)):
         return value
     if isinstance(value, CELL):
-        return slots_of(value, tags.CELL).values()
+        return graph.slots_of(value, graph.CELL).values()
     if isinstance(value, METHOD):
         return value.__func__, value.__self__
     if isinstance(value, PARTIAL):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, FUNCTION):
-        return *(value.__closure__ or ()), *slots_of(value, tags.FUNCTION).values()
+        return *(value.__closure__ or ()), *graph.slots_of(value, graph.FUNCTION).values()
     return vars(value).values() if is_looked_into(value) else ()
 
 
@@ -47,7 +46,7 @@ def is_looked_into(value: Any) -> bool:
     kind = type(value)
     if isinstance(value, (type, types.ModuleType, torch.Tensor, PATCHER)) or not hasattr(value, "__dict__"):
         return False
-    return isinstance(value, torch.nn.Module) or is_comfyuis(file_of(kind)) or is_foreign(kind)
+    return isinstance(value, torch.nn.Module) or is_comfyuis(find_module_file(kind)) or is_foreign(kind)
 
 
 @functools.cache
@@ -57,7 +56,7 @@ def is_comfyuis(file: Any) -> bool:
     return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in CODE_FOLDERS
 
 
-def file_of(value: Any) -> str | None:
+def find_module_file(value: Any) -> str | None:
     return getattr(sys.modules.get(getattr(value, "__module__", None) or ""), "__file__", None)
 
 
@@ -66,7 +65,7 @@ def is_foreign(value: Any) -> bool:
     if not is_code(value):
         return False
     code = getattr(value, "__code__", None)
-    file = Path(str(code.co_filename if code else file_of(value)))
+    file = Path(str(code.co_filename if code else find_module_file(value)))
     return file.is_absolute() and not is_comfyuis(file) and not any(map(file.is_relative_to, INSTALLED))
 
 

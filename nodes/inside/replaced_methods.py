@@ -18,18 +18,17 @@ from ...parallel_backend.compat import hooks_of
 from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.inside.changes import HOOKS
 from ...worker.wire.operations import FORWARD, INNER
-from .module_guard import Change
+from .module_guard import Watched
 from .references import CELL, contents
 
 
 class ReplacedMethod(NamedTuple):
-    """A function in place of a method. goes_on: whether it holds that method. is_own: whether the module has it, not
-    its class."""
+    """A function in place of a method. function: None if the module's class has it. goes_on: whether it holds that
+    method."""
 
     name: str
     function: Any
     goes_on: bool
-    is_own: bool = True
 
 
 class ReplacedMethods:
@@ -67,7 +66,7 @@ class ReplacedMethods:
         own, found = vars(self.module), []
         forward, before = own.get(FORWARD, type(self.module).forward), self.stand_ins.get(FORWARD, self.own_forward)
         if function_of(forward) is not function_of(before):
-            found.append(ReplacedMethod(FORWARD, forward, holds(forward, before), FORWARD in own))
+            found.append(ReplacedMethod(FORWARD, own.get(FORWARD), holds(forward, before)))
         inner, before = own.get(INNER), self.stand_ins.get(INNER)
         if inner is not before:
             found.append(ReplacedMethod(INNER, inner, holds(inner, before)))
@@ -94,19 +93,19 @@ class ReplacedMethods:
         """Whether functions of nodes run here around each call of the module."""
         return any(map(len, hooks_of(self.module))) or any(each.goes_on for each in self.find())
 
-    def choose(self, changes: list[Change], patches: Mapping[str, Any]) -> tuple[list[Change], dict[str, Any]]:
+    def choose(self, changes: list[Watched], patches: Mapping[str, Any]) -> tuple[list[Watched], dict[str, Any]]:
         """Returns which changes of the module, and which objects that a patcher put in, go to the ranks."""
         here, sent = {each.name for each in self.find()}, self.sent
         chosen = {path: value for path, value in patches.items() if path not in here}
-        if sent and sent.is_own:
+        if sent and sent.function is not None:
             chosen[sent.name] = sent.function
-        return [each for each in changes if not self.stays(each, here)], chosen
+        return [each for each in changes if not self.acts_here(each, here)], chosen
 
-    def stays(self, change: Change, here: Collection[str]) -> bool:
+    def acts_here(self, change: Watched, here: Collection[str]) -> bool:
         """Whether a change has its effect here, so that the ranks may not make it, too."""
-        owner, key = change.watched.owner, change.key
+        owner, key = change.owner, change.key
         if owner is self.module:
-            return change.watched.kind in HOOKS or key in here or self.sent is not None and key == self.sent.name
+            return change.kind in HOOKS or key in here or self.sent is not None and key == self.sent.name
         return key == FORWARD and key in here and FORWARD not in self.stand_ins and owner in type(self.module).__mro__
 
     @contextmanager
@@ -127,10 +126,10 @@ class ReplacedMethods:
         replaced, self.sent = self.sent, None
         if replaced is None:
             return ""
-        if replaced.is_own:
-            vars(self.module)[replaced.name] = replaced.function
-        else:
+        if replaced.function is None:
             vars(self.module).pop(replaced.name, None)
+        else:
+            vars(self.module)[replaced.name] = replaced.function
         return replaced.name
 
 

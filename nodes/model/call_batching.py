@@ -21,7 +21,7 @@ import torch
 from comfy.context_windows import IndexListContextHandler
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-from ...worker.comfyui.controls import CONTROL
+from ...worker.comfyui.call_keys import CONTROL
 from ...worker.host.call_batcher import CallBatcher, CallRecorded
 from ..inside.controls import computes_here
 from .remote_module import remote_module

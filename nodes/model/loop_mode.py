@@ -17,8 +17,7 @@ from comfy.model_base import BaseModel
 from tqdm.auto import tqdm
 
 from ...parallel_backend.sampling.passes import Pass
-from ...worker.comfyui.controls import CONTROL
-from ...worker.comfyui.patched_options import OPTIONS
+from ...worker.comfyui.call_keys import CONTROL, OPTIONS
 from ...worker.host.call_batcher import CallRecorded
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall

@@ -15,13 +15,13 @@ from ...parallel_backend.costs.auto import PlanOfRun, list_model_plans
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.memory import call_bytes
 from ...parallel_backend.plan import HOST, ParallelPlan
-from ...worker.comfyui.patched_options import MODEL_CHANGES, OPTIONS
+from ...worker.comfyui.call_keys import MODEL_CHANGES, OPTIONS
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ONE_DEVICE, ModelCosts
-from ..inside.patches import join, limit_work, list_unshared
+from ..inside.sharing import join, limit_work, list_unshared
 from ..plan_words import format_seconds, join_remarks
 from ..workers.room import expect_weights, room_for_weights
 from .sampling import check_interrupt, warn

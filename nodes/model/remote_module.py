@@ -22,28 +22,26 @@ from comfy_api.torch_helpers.torch_compile import TORCH_COMPILE_KWARGS
 from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.sampling.passes import Pass
-from ...worker.comfyui.controls import CONTROL
+from ...worker.comfyui.call_keys import COMPILED, CONTROL, FACTS, GRAPH, OPTIONS, SAMPLING
 from ...worker.comfyui.entry import leaves_by, runs_wrappers
 from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import SENT_METHODS, HostSource
 from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
 from ...worker.host.session import OnStep
-from ...worker.inside.code_files import CodeFiles
 from ...worker.wire.operations import FORGOTTEN, FORWARD, INNER, NO_KERNEL, STATE, WHOLE_STEP
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall
 from ...worker.wire.tensors import Tensors
+from ...worker.wire.tree import unpack
 from ..errors import Refused
 from ..inside.controls import add_control_facts, encode_control
-from ..inside.describe import Inside
+from ..inside.describe import Inside, list_written
 from ..inside.module_guard import ModuleGuard, configs_of
-from ..inside.patches import compile_settings, describe_call, join, list_written
-from ..inside.places import BlockPlaces
 from ..inside.replaced_methods import ReplacedMethods
+from ..inside.sharing import compile_settings, join
 from ..plan_words import remarks_to_json
 from .deferred_weight import DeferredParameter
 from .local_weights import WRITTEN, LocalWeights
@@ -83,8 +81,7 @@ class RemoteModule:
         self.object_patches: Mapping[str, Any] = {}  # nodes' changes of the module, by path
         named = {**self.weights.parts, **configs_of(module), **self.stand_ins}
         parts = {id(part): path for path, part in named.items()}
-        files, is_one_machine = CodeFiles(source.comfyui, source.packs), lambda: not self.group.settings.machines
-        self.inside = Inside(parts, files, BlockPlaces(module), is_one_machine)
+        self.inside = Inside(module, source, parts, lambda: not self.group.settings.machines)
         self.answered: str | None = ""  # the name of the sampling of the last reply; None if a request had none
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.begin_sampling()
@@ -153,9 +150,9 @@ class RemoteModule:
         """Returns a call's options as they are sent to the ranks, with the changes of the module. Also returns why the
         ranks cannot run the call; empty if they can."""
         changes = self.replaced_methods.choose(self.guard.changes(self.object_patches), self.object_patches)
-        encoded, reasons = describe_call(self.inside, options, *changes, self.guard.notes)
+        encoded, reasons = self.inside.describe_call(options, *changes, self.guard.notes)
         compiled = {COMPILED: self.compiled} if self.compiled else {}
-        return {**encoded, **compiled, RUN: self.run}, self.explain_module() + reasons
+        return {**encoded, **compiled, SAMPLING: self.sampling}, self.explain_module() + reasons
 
     def explain_module(self) -> list[str]:
         """Returns why the ranks cannot run the module as it is; empty if they can."""
@@ -197,7 +194,7 @@ class RemoteModule:
         own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
         with self.replaced_methods.send(self.send):
             changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.is_active), {})
-            _, reasons = describe_call(self.inside, options, *changes, dict)
+            _, reasons = self.inside.describe_call(options, *changes, dict)
         here = [name for name in self.stand_ins if self.stock.is_active and name in vars(self.module)]
         return [*self.explain_module(), *(f"a change of its {name}" for name in here if name not in own), *reasons]
 
@@ -230,7 +227,7 @@ class RemoteModule:
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a call's arguments with those functions and objects that the ranks lack."""
-        encoder, begins = self.inside.encoder, not self.inside.encoder.is_sent
+        encoder, begins = self.inside.encoder, self.inside.encoder.kept is None
         if not self.group.has_objects_of(self.answered):
             if not begins:
                 self.explain_loss()
@@ -304,10 +301,10 @@ class RemoteModule:
     def take_reply(self, reply: Header, state: Tensors) -> None:
         """Takes over what functions of nodes changed in the ranks. Says on the node what the ranks did otherwise than
         asked. state: the tensors of its STATE."""
-        self.answered = self.run
+        self.answered = self.sampling
         device = comfy.model_management.get_torch_device()
         here = {name: tensor.to(device) for name, tensor in state.items()}  # as if the functions had run there
-        self.inside.encoder.absorb(reply.get(STATE, {}), here)
+        self.inside.encoder.apply(unpack(reply.get(STATE, []), here))
         if why := reply.get(WHOLE_STEP):
             self.explain_whole_step(why)
         if why := reply.get(NO_KERNEL):
@@ -329,15 +326,15 @@ class RemoteModule:
         """Says on the node what a sampling may lose if the ranks have forgotten its last step."""
         if self.planned.plan.whole_steps:
             self.explain_whole_step(FORGOTTEN)
-        inside = self.inside
-        if inside.encoder.sent and not all(facts.is_stateless for _, facts in inside.asked):
+        inside, encoder = self.inside, self.inside.encoder
+        if any(map(encoder.is_known, encoder.entries)) and not all(facts.is_stateless for facts in inside.facts):
             self.say_once(f"What nodes keep inside of the model from step to step may be lost: {FORGOTTEN}.")
 
     def begin_sampling(self) -> None:
         """Called before a sampling. Objects that nodes run inside of the model live in the ranks for as long as it
-        lasts. run: its name. say_once: says a text, once in it."""
+        lasts. sampling: its name. say_once: says a text, once in it."""
         self.inside.encoder.begin_sampling()
-        self.run, self.say_once = uuid.uuid4().hex, functools.cache(warn)
+        self.sampling, self.say_once = uuid.uuid4().hex, functools.cache(warn)
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

@@ -244,7 +244,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().pre_run()
         if self.remote:
             self.remote.use_patches(self)
-            if self.remote.inside.encoder.is_sent:  # else `choose_runner` has begun this one
+            if self.remote.inside.encoder.kept is not None:  # else `choose_runner` has begun this one
                 self.remote.begin_sampling()
             self.remote.group.resident = self.find_origin()
 

@@ -9,13 +9,13 @@ from typing import Any
 import comfy.model_management
 from comfy.patcher_extension import WrappersMP
 
-from ...worker.comfyui.patched_options import OPTIONS
+from ...worker.comfyui.call_keys import OPTIONS
 from ...worker.errors import Explanation, NoWorkerGroup
 from ...worker.settings import REFUSE
 from ...worker.wire.operations import FORWARD, INNER
 from ..errors import Refused
-from ..inside.patches import join
 from ..inside.replaced_methods import ReplacedMethods
+from ..inside.sharing import join
 from .local_weights import LocalWeights
 from .planned_module import PlannedModule
 from .sampling import warn

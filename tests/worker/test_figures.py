@@ -79,7 +79,7 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         board, timeline = Board(1), Timeline(torch.device("cpu"))
         self.state = RankState(CARD)
-        parking, decoder = SimpleNamespace(is_parked=False), SimpleNamespace(run="")
+        parking, decoder = SimpleNamespace(is_parked=False), SimpleNamespace(sampling="")
         placement, mesh = SimpleNamespace(bringing=4 * GB), SimpleNamespace(plan=None)
         model: Any = SimpleNamespace(
             weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched="", placement=placement,
@@ -200,7 +200,7 @@ def test_the_answer_to_a_request_that_ended_early_says_whether_the_rank_still_ha
     for handler, has_model in ((give_up, True), (give_up_a_move, False)):
         rank.executor.handlers[TRIM.name] = handler
         assert rank.executor.execute({"id": 1, **TRIM.header()}, {})[0] == {
-            "cancelled": True, "has_model": has_model, "patched": "", "run": "",
+            "cancelled": True, "has_model": has_model, "patched": "", "sampling": "",
         }  # fmt: skip
 
 

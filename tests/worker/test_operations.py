@@ -56,7 +56,7 @@ def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path
 def test_a_model_that_the_ranks_dropped_is_loaded_again(outcome: dict[str, Any], has_model: bool) -> None:
     """Whatever request ended early: one that moves weights may drop the model, too. The reply says so."""
     session: Any = SimpleNamespace(operation="call", known=KnownState(model=({}, {})))
-    Session._end_request(session, {**outcome, "has_model": has_model, "patched": "", "run": ""})
+    Session._end_request(session, {**outcome, "has_model": has_model, "patched": "", "sampling": ""})
     assert (session.known.model is not None) == has_model and session.operation is None
 
 
@@ -106,7 +106,7 @@ def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:
         encode(reply, results)
         sent.append(reply)
 
-    kept = {"has_model": True, "patched": "", "run": "1f"}
+    kept = {"has_model": True, "patched": "", "sampling": "1f"}
     state: Any = SimpleNamespace(reply=lambda: kept)
     answer(Mock(send=send), {"id": 3}, {**kept, "state": {}}, {"result": torch.zeros(1, dtype=torch.complex64)}, state)
     assert [(each["id"], each["kind"]) for each in sent] == [(3, "refused")] and sent[0].items() > kept.items()

@@ -22,7 +22,7 @@ from tests.support.group.direct_group import (
     kwargs_of,
     wait_until,
 )
-from worker.comfyui.patched_options import KERNEL
+from worker.comfyui.call_keys import KERNEL
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 from worker.wire.operations import NO_KERNEL

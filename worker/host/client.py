@@ -77,10 +77,10 @@ class WorkerGroup(Supervisor):
                 fields, tensors = build()
                 self._request(ops.PATCH.header(key=key, **fields), tensors, check)
 
-    def has_objects_of(self, run: str | None) -> bool:
+    def has_objects_of(self, sampling: str | None) -> bool:
         """Whether the model in use has the objects of this sampling's earlier requests. The first finds none. Later
         ones may find them gone, such as after another model took a turn."""
-        return self._known.run == run
+        return self._known.sampling == sampling
 
     def call(
         self,
@@ -282,6 +282,5 @@ class WorkerGroup(Supervisor):
 
 
 def pop_state(results: Tensors) -> Tensors:
-    """Takes the tensors of a reply's STATE out of its tensors, by their names there."""
-    prefix = f"{ops.STATE}."
-    return {name.removeprefix(prefix): results.pop(name) for name in list(results) if name.startswith(prefix)}
+    """Takes the tensors of a reply's STATE out of its tensors."""
+    return {name: results.pop(name) for name in list(results) if name.startswith(f"{ops.STATE}.")}

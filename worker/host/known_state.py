@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..comfyui.controls import take_new
+from ..comfyui.call_keys import take_new
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 
@@ -78,14 +78,14 @@ class KnownState:
     """What the ranks hold: nothing at first, and nothing after they ran out of memory.
 
     model: the source and plan of the one in use, as JSON objects; None also while ranks load it. patched: the key of
-    the changes to its weights. run: the sampling whose objects the ranks have, see `Decoder`. Both are as the last
+    the changes to its weights. sampling: whose objects the ranks have, see `Decoder`. Both are as the last
     reply says; empty for none. remarks: sentences about the plan, for the status. name: of the model, as the person
     chose it, for the status. arguments: ComfyUI's arguments when the ranks imported it; None before that. is_parked:
     whether the ranks dropped all because it was parked, as CPU ranks do, and have got nothing since."""
 
     model: tuple[Header, Header] | None = None
     patched: str = ""
-    run: str = ""
+    sampling: str = ""
     conditions: SentConditions = field(default_factory=SentConditions)
     remarks: Sequence[Header] = ()
     name: str = ""

@@ -230,7 +230,7 @@ class Session:
             self.known = self.known.emptied()
         elif "error" in reply or not reply["has_model"]:
             self.known.conditions = SentConditions()  # the ranks may not have kept the new ones
-        self.known.patched, self.known.run = reply["patched"], reply["run"]
+        self.known.patched, self.known.sampling = reply["patched"], reply["sampling"]
         if not reply["has_model"]:  # it was dropped where its weights were moved, and the request ended early
             self.known.model = None
 

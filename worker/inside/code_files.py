@@ -68,9 +68,9 @@ class CodeFiles:
         relative = self.relative_path(file)
         if relative.count("/") == 2 and relative.endswith(f"/{INIT}") and relative[0] != "0":
             raise UnsendableError(f"{file} is a node pack's {INIT}, which the ranks do not run.")
-        return {"file": relative, "hash": self.hash_of(relative, hash_of_loaded)}
+        return {"file": relative, "hash": self.hash_with_package(relative, hash_of_loaded)}
 
-    def hash_of(self, relative: str, hash_file: Callable[[str], str]) -> str:
+    def hash_with_package(self, relative: str, hash_file: Callable[[str], str]) -> str:
         """Returns the hash of a file, with that of the node pack's own package, whose constants modules may import."""
         number, name, *rest = relative.split("/")
         package = os.path.join(self.roots[int(number)], name, INIT)
@@ -90,7 +90,7 @@ class CodeFiles:
         """Returns the module of a file. Raises ValueError if the file is another than ComfyUI's process has."""
         relative = named["file"]
         path = self.path_of(relative)
-        if self.hash_of(relative, hash_of) != named["hash"]:
+        if self.hash_with_package(relative, hash_of) != named["hash"]:
             raise ValueError(f"{path} is another file here")
         number, *parts = relative.removesuffix(".py").split("/")
         if comfyui := sys.modules.get(CODE_FOLDERS[0]):

@@ -3,111 +3,93 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
-from . import tags
+from . import object_graph as graph
 from .code_files import CodeFiles, codes_of, find_installed
-from .object_graph import DICTS, OF_RANKS, VALUES, Encoded, State, key_of, replaced_tensors, set_slot, slots_of
+from .object_graph import DICTS, OF_RANKS, Encoded, Entry, Graph, key_of, slots_of
 
 CPU = torch.device("cpu")  # each rank has it; of others it has its own
 
 
-class Held(NamedTuple):
-    """An object here. stays, network: see `Entry`. known: the slots that ComfyUI's process has."""
-
-    value: Any
-    kind: str
-    stays: bool
-    network: str
-    known: dict[str, Encoded]
-
-
-class Decoder:
+class Decoder(Graph):
     """The graph in a rank. An object keeps its identity, and what it learned, for as long as a sampling lasts. Networks
     stay for the next sampling if it uses them."""
 
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
+        super().__init__()
         self.files, self.model, self.device = files, model, device
         self.read = functools.cache(load_file)  # files with networks' weights
-        self.run = ""
-        self.objects: dict[str, Held] = {}
-        self.names: dict[int, str] = {}
+        self.sampling = ""
         self.count = 0  # of tensors that were made here, or by the ranks before an earlier load
 
-    def begin_sampling(self, run: str, networks: Collection[str] = ()) -> None:
-        """Forgets the objects of another run, but for these networks."""
-        if run != self.run:
-            self.run = run
-            self.objects = {name: each for name, each in self.objects.items() if each.network in networks}
-            self.names = {id(each.value): name for name, each in self.objects.items()}
-            self.read.cache_clear()
+    def begin_sampling(self, sampling: str, networks: Collection[str] = ()) -> None:
+        """Forgets the objects of the sampling before, but for these networks."""
+        self.sampling = sampling
+        self.keep(networks)
+        self.read.cache_clear()
 
     @property
     def networks(self) -> list[Any]:
         """ComfyUI's patchers of the networks that run inside of the model or beside it."""
-        found = [each.value for each in self.objects.values() if each.kind == tags.PATCHER]
+        found = [each.value for each in self.entries.values() if each.kind == graph.PATCHER]
         if not found:
             return []
         from comfy.sd import VAE
 
-        of_vaes = [each.value.patcher for each in self.objects.values() if isinstance(each.value, VAE)]
+        of_vaes = [each.value.patcher for each in self.entries.values() if isinstance(each.value, VAE)]
         return [each for each in found if each not in of_vaes]
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
-        new = [(each[tags.REF], *each[tags.NEW]) for each in changes if tags.NEW in each]
-        for name, kind, made, *held in sorted(new, key=lambda each: each[1] == tags.FUNCTION):  # which needs its cells
-            self.add(name, kind, self.make(kind, made), *held)
+        new = [(each[graph.REF], *each[graph.NEW]) for each in changes if graph.NEW in each]
+        for name, kind, made, *held in sorted(new, key=lambda each: each[1] == graph.FUNCTION):  # which needs its cells
+            self.add(name, Entry(self.make(kind, made), kind, made, {}, *held, known={}))
         for each in changes:
-            target, kind, _, _, known = self.objects[each[tags.REF]]
-            for key, value in each[tags.SLOTS]:
-                if kind == tags.TENSOR:
-                    self.fill_tensor(target, value)
-                    continue
-                set_slot(target, kind, self.decode(key), self.decode(value), True)
-                if type(key) in PLAIN:
-                    known[key_of(key)] = value
-            for key in each[tags.GONE]:
-                set_slot(target, kind, self.decode(key), None, False)
-                known.pop(key_of(key), None)
+            entry = self.entries[each[graph.REF]]
+            if entry.kind == graph.TENSOR:
+                for _, value in each[graph.SLOTS]:
+                    self.fill_tensor(entry.value, value)
+            else:
+                self.set_slots(each)
         for name, kind, *_ in new:
-            target = self.objects[name].value
-            if kind == tags.PATCHER:  # its network has its weights now
+            target = self.entries[name].value
+            if kind == graph.PATCHER:  # its network has its weights now
                 target.__init__(target.model, self.device(), CPU)
 
-    def add(self, name: str, kind: str, value: Any, stays: bool, network: str = "") -> None:
+    def add(self, name: str, entry: Entry) -> None:
+        super().add(name, entry)
         if name.startswith(OF_RANKS):
             self.count = max(self.count, int(name.removeprefix(OF_RANKS)) + 1)
-        self.objects[name] = Held(value, kind, stays, network, {})
-        self.names[id(value)] = name
 
     def make(self, kind: str, made: Encoded) -> Any:
         """Makes an object without its slots."""
-        if make := {tags.LIST: list, tags.SET: set, tags.CELL: types.CellType}.get(kind):
+        if make := {graph.LIST: list, graph.SET: set, graph.CELL: types.CellType}.get(kind):
             return make()
-        if kind == tags.DICT:
+        if kind == graph.DICT:
             name, factory = made
             return DICTS[name](*[] if factory is None else [self.decode(factory)])
-        if kind == tags.FUNCTION:
+        if kind == graph.FUNCTION:
             return self.make_function(*made)
-        if kind == tags.TENSOR:
+        if kind == graph.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
-        if kind == tags.NAMESPACE:
+        if kind == graph.NAMESPACE:
             return self.decode(made)
-        if kind == tags.PATCHER:
+        if kind == graph.PATCHER:
             from comfy.model_patcher import ModelPatcher
 
             return ModelPatcher.__new__(ModelPatcher)
-        if kind == tags.OBJECT:
+        if kind == graph.OBJECT:
             cls: Any = self.decode(made)
             found = cls.__new__(cls)
             if issubclass(cls, torch.nn.Module):
@@ -119,7 +101,7 @@ class Decoder:
         """Gives a tensor its values. It stays the same object. A network's weight is in its file's pages until ComfyUI
         moves it."""
         if isinstance(value, dict):
-            file, name = value[tags.PAGE]
+            file, name = value[graph.PAGE]
             value = self.read(file)[name]
             if not target.numel():
                 target.data = value
@@ -140,86 +122,61 @@ class Decoder:
         function.__qualname__ = name
         return function
 
-    def decode(self, encoded: Encoded) -> Any:
-        """Raises ValueError and KeyError for anything that `Encoder.encode` does not produce."""
-        if isinstance(encoded, (list, tuple)):
-            return [self.decode(item) for item in encoded]
-        if not isinstance(encoded, dict):
-            return encoded
-        ((kind, value),) = encoded.items()
-        if kind in VALUES:
-            return VALUES[kind][-1](self.decode(value))
-        if kind not in self.decoders:
-            raise ValueError(f"{kind!r:.100} is not a kind of encoded value")
-        return self.decoders[kind](self, value)
-
     def decode_class_method(self, value: list[str]) -> Any:
         path, name = value
         part = self.model.get_submodule(path)
         return types.MethodType(getattr(type(part), name), part)
 
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
-        tags.REF: lambda self, value: self.objects[value].value,
-        tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
-        tags.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
-        tags.CLASS_METHOD: decode_class_method,
-        tags.CLASS: lambda self, value: self.files.find_class(*value),
-        tags.EMPTY_CLASS: lambda self, value: empty_class(value[0], tuple(self.decode(value[1]))),
-        tags.NAMED: lambda _self, value: find_installed(value),
-        tags.MODULE: lambda self, value: self.files.load(value),
-        tags.METHOD: lambda self, value: types.MethodType(*self.decode(value)),
-        tags.DEVICE: lambda self, value: CPU if value == CPU.type else self.device(),
-        tags.MEMBER: lambda self, value: self.decode(value[0])[value[1]],
+        **Graph.decoders,
+        graph.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
+        graph.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
+        graph.CLASS_METHOD: decode_class_method,
+        graph.CLASS: lambda self, value: self.files.find_class(*value),
+        graph.EMPTY_CLASS: lambda self, value: empty_class(value[0], tuple(self.decode(value[1]))),
+        graph.NAMED: lambda _self, value: find_installed(value),
+        graph.MODULE: lambda self, value: self.files.load(value),
+        graph.METHOD: lambda self, value: types.MethodType(*self.decode(value)),
+        graph.DEVICE: lambda self, value: CPU if value == CPU.type else self.device(),
+        graph.MEMBER: lambda self, value: self.decode(value[0])[value[1]],
     }
 
-    def state(self) -> tuple[State, dict[str, torch.Tensor]]:
-        """Returns what functions changed of their objects: by name and key, whether the slot is there, and its value;
-        and new tensors, by name. What they keep in containers and objects that ComfyUI's process has not seen stays
-        here."""
-        found: State = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for name, (target, kind, stays, _, known) in list(self.objects.items()):
-            if stays or kind == tags.TENSOR:
+    def changes(self) -> list[dict[str, Encoded]]:
+        """Returns what functions changed of their objects, and new tensors, for `Encoder.apply`. What they keep in
+        containers and objects that ComfyUI's process has not seen stays here."""
+        found: list[dict[str, Encoded]] = []
+        for name, entry in list(self.entries.items()):
+            if entry.stays or entry.kind == graph.TENSOR:
                 continue
-            now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
-            changed: dict[str, list[Any]] = {}
-            for key, value in now.items():
-                if kind == tags.NAMESPACE and key not in known:  # another variable
-                    continue
+            before, entry.slots = entry.known or {}, {}
+            for key, value in slots_of(entry.value, entry.kind).items():
+                if type(key) not in PLAIN or entry.kind == graph.NAMESPACE and key_of(key) not in before:
+                    continue  # of a namespace, another variable
                 try:
-                    encoded = self.encode(value, tensors)
+                    entry.slots[key_of(key)] = key, self.encode(value, found)
                 except UnsendableError:
-                    continue
-                if key not in known or key_of(known[key]) != key_of(encoded):
-                    changed[key] = [True, encoded]
-                    self.release(known.get(key), encoded)
-                    known[key] = encoded
-            for key in [key for key in known if key not in now]:
-                changed[key] = [False, None]
-                self.release(known.pop(key), None)
-            if changed:
-                found[name] = changed
-        return found, tensors
+                    if key_of(key) in before:
+                        entry.slots[key_of(key)] = key, json.loads(before[key_of(key)])
+            for change in self.compare(name):
+                found.append(change)
+                self.release(before, change)
+        return found
 
-    def encode(self, value: Any, tensors: dict[str, torch.Tensor]) -> Encoded:
-        """Encodes a value for ComfyUI's process. Raises UnsendableError."""
+    def encode(self, value: Any, found: list[dict[str, Encoded]]) -> Encoded:
+        """Encodes a value for ComfyUI's process. found: gets a new tensor. Raises UnsendableError."""
         if type(value) in PLAIN:
             return value
         if type(value) is tuple:
-            return {tags.TUPLE: [self.encode(each, tensors) for each in value]}
+            return {graph.TUPLE: [self.encode(each, found) for each in value]}
         if id(value) in self.names:
-            return {tags.REF: self.names[id(value)]}
+            return {graph.REF: self.names[id(value)]}
         if type(value) is not torch.Tensor:
             raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
         name = f"{OF_RANKS}{self.count}"
-        self.add(name, tags.TENSOR, value, False)
-        tensors[name] = value
-        return {tags.REF: name}
-
-    def release(self, before: Encoded, now: Encoded) -> None:
-        """Forgets the tensors that were made here and that a slot has no more."""
-        for name in replaced_tensors(before, now) & self.objects.keys():  # two slots may hold one tensor
-            self.names.pop(id(self.objects.pop(name).value))
+        self.add(name, Entry(value, graph.TENSOR, False, known={}))
+        new = {graph.NEW: [graph.TENSOR, False, False, ""], graph.SLOTS: [[graph.ONLY_SLOT, value]], graph.GONE: []}
+        found.append({graph.REF: name, **new})
+        return {graph.REF: name}
 
 
 @functools.cache

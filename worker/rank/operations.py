@@ -22,14 +22,14 @@ from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
+from ..comfyui.call_keys import COMPILED, GRAPH, KERNEL, OPTIONS
 from ..comfyui.merges import MergedFile
-from ..comfyui.patched_options import COMPILED, GRAPH, KERNEL, OPTIONS
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
 from ..wire.job_channel import RankChannel
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import PREDICTION, unpack
+from ..wire.tree import PREDICTION, pack, unpack
 from .agreement import DONE, REFUSED, JobEnded
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes, release_memory
@@ -332,10 +332,10 @@ def unpack_calls(calls: Sequence[dict], tensors: Tensors) -> list[Call]:
 
 def add_state(job: Job, model: HostModel) -> Tensors:
     """Puts into the reply what nodes' functions changed. Returns the tensors among it, on any device."""
-    state, tensors = model.decoder.state()
-    if state:
-        job.told[ops.STATE] = state
-    return {f"{ops.STATE}.{name}": tensor for name, tensor in tensors.items()}
+    tensors: Tensors = {}
+    if changes := model.decoder.changes():
+        job.told[ops.STATE] = pack(changes, ops.STATE, tensors)
+    return tensors
 
 
 def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:

@@ -20,7 +20,7 @@ from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.weights.fitting import Links
 from parallel_backend.weights.placement import AllRanks
 
-from ..comfyui.controls import take_new
+from ..comfyui.call_keys import take_new
 from ..comfyui.model import hide_from_management
 from ..wire.operations import BESIDE, FORGOTTEN
 from ..wire.protocol import Header
@@ -70,7 +70,7 @@ class RankState:
         return {
             "has_model": model is not None,
             "patched": model.patched if model else "",
-            "run": model.decoder.run if model else "",
+            "sampling": model.decoder.sampling if model else "",
         }
 
     def keep_model(self, model: HostModel) -> None:

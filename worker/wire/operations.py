@@ -72,8 +72,8 @@ SAMPLE = Operation(
     latents="noise",
     is_of_plan=True,
 )
-# In the replies to these, if there is anything to say: what functions of nodes changed, see `Decoder.state`; in words,
-# why PipeFusion ran a step whole, and why the ranks do not attend by the kernel that a node chose.
+# In the replies to these, if there is anything to say: what functions of nodes changed, packed, see `Decoder.changes`;
+# in words, why PipeFusion ran a step whole, and why the ranks do not attend by the kernel that a node chose.
 STATE, WHOLE_STEP, NO_KERNEL = "state", "whole_step", "no_kernel"
 FORGOTTEN = "another model took a turn, or memory was freed"  # why a sampling that goes on has nothing from before
 # The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply

@@ -16,7 +16,7 @@ import torch
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.passes import Pass
 from tests.support.cases.families import FAMILIES, Family
-from worker.comfyui.controls import NEW_EACH_CALL
+from worker.comfyui.call_keys import NEW_EACH_CALL
 from worker.comfyui.patches import PackedPatches
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup

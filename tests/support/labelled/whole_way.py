@@ -37,7 +37,7 @@ from worker.rank.channels.heartbeat import Board, Heartbeat
 from worker.rank.channels.relay import FrameRelay
 from worker.rank.executor import Executor
 from worker.rank.job_groups import JobGroups
-from worker.rank.model.control_networks import ControlNetworks
+from worker.rank.model.added_networks import AddedNetworks
 from worker.rank.model.host_model import HostModel
 from worker.rank.serving import answer
 from worker.rank.state import RankState
@@ -176,8 +176,8 @@ def held(module: ParallelModel) -> HostModel:
     patcher: Any = SimpleNamespace(memory_required=lambda _shape: 0, model_size=int, loaded_size=int)
     device = module.mesh.device
     decoder = Decoder(CodeFiles(os.environ["COMFYUI_PATH"], ()), module.model, lambda: device)
-    controls = ControlNetworks(model, lambda: module.mesh)
-    module.complete = controls.complete
+    networks = AddedNetworks(model, module)
+    module.complete = networks.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
     parking = Parking(module.model, device)
-    return HostModel(source, source, patcher, module, parking, decoder, controls, {}, {}, working_bytes=sys.maxsize)
+    return HostModel(source, source, patcher, module, parking, decoder, networks, {}, {}, working_bytes=sys.maxsize)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from worker.inside.code_files import CodeFiles
-from worker.inside.encoder import Encoder, Needed
+from worker.inside.encoder import Encoder
 
 
 class Patcher:
@@ -25,9 +25,8 @@ class Networks:
 
     def __init__(self, root: Path) -> None:
         self.pages: dict[int, tuple[str, str]] = {}
-        needed = lambda value: Needed(None, {"model": value.model})  # noqa: E731
-        files = CodeFiles(str(root))
-        self.encoder = Encoder(files, {}, needed={Patcher: needed}, share_weights=lambda _network: self.pages)
+        needed = {Patcher: lambda value: (None, {"model": value.model})}
+        self.encoder = Encoder(CodeFiles(str(root)), {}, needed, lambda _network: self.pages)
 
     def make(self) -> Patcher:
         patcher = Patcher(torch.nn.Linear(2, 2))
@@ -50,7 +49,7 @@ class Networks:
         self.encoder.begin_sampling()
         self.encoder.expect(expected)
         sent = self.send(*values)
-        return [type(self.encoder.objects[name]).__name__ for name in self.encoder.kept], sent
+        return [type(self.encoder.entries[name].value).__name__ for name in self.encoder.kept], sent
 
 
 WHOLE = ["dict", "object", "patcher", "tensor", "tensor", ["a file", "0"], ["a file", "1"]]  # a network
@@ -89,7 +88,7 @@ def test_a_network_stays_for_the_next_sampling_that_uses_it(tmp_path: Path) -> N
     both.encoder.begin_sampling()  # for a sampling that is never sent
     both.encoder.encode(both.make())
     assert both.next(other) == (["Patcher"], [])
-    assert both.next(patcher)[0] == [] and other.model not in both.encoder.objects.values()
+    assert both.next(patcher)[0] == [] and id(other.model) not in both.encoder.names
     assert both.next([4], expected=[patcher.model]) == (["Patcher"], ["list"]) and both.send(patcher) == []
 
 

@@ -155,7 +155,8 @@ class Both:
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 2))
         stand_in = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"))
         self.stand_in = stand_in
-        self.encoder = Encoder(files, {id(part): path for path, part in stand_in.named_modules()})
+        parts = {id(part): path for path, part in stand_in.named_modules()}
+        self.encoder = Encoder(files, parts, {}, lambda _network: {})
         self.decoder = Decoder(files, self.model, lambda: torch.device("cpu"))
 
     def send(self, value: Any) -> Any:
@@ -169,7 +170,7 @@ class Both:
         return self.decoder.decode(received["value"])
 
     def answer(self) -> None:
-        self.encoder.absorb(*self.decoder.state())
+        self.encoder.apply(self.decoder.changes())
 
 
 @pytest.fixture
@@ -244,8 +245,8 @@ def test_a_tensor_that_is_replaced_in_each_step_is_kept_once_on_both_sides(both:
             assert here.last.tolist() == [step, step] and [each[0].item() for each in here.seen] == [
                 -one for one in range(1, step + 1)
             ]
-            kept = [each for each in both.encoder.objects.values() if isinstance(each, torch.Tensor)]
-            held = [each for each in both.decoder.objects.values() if isinstance(each.value, torch.Tensor)]
+            kept = [each for each in both.encoder.entries.values() if isinstance(each.value, torch.Tensor)]
+            held = [each for each in both.decoder.entries.values() if isinstance(each.value, torch.Tensor)]
             assert len(kept) == len(held) == 2 + step  # its own, the last one, and those of the list
 
 

@@ -17,7 +17,7 @@ from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.kernels.backends import NATIVE, Backend, backend_named
 
-from ...comfyui.patched_options import OVERRIDE
+from ...comfyui.call_keys import OVERRIDE
 
 CONTAINERS = "container_function"
 PRECISE_BY_TORCH = "sage"  # whose function leaves calls that need precision to torch's kernel

@@ -18,7 +18,6 @@ from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.hooks import Hooks
 from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, RunOptions, moved
@@ -32,11 +31,10 @@ from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
-from ...comfyui.controls import CONTROL
+from ...comfyui.call_keys import CONTROL, GRAPH, OPTIONS, SAMPLING
 from ...comfyui.entry import enter_at
 from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patched_options import GRAPH, OPTIONS, RUN, CallContext, context_of, decode_options
 from ...comfyui.patches import offload_patched, patch_weight, set_patches
 from ...comfyui.source import SENT_METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
@@ -45,8 +43,9 @@ from ...inside.decoder import Decoder
 from ...wire.operations import FORWARD
 from ...wire.tensors import Tensors
 from ..request_checks import parse_field
+from .added_networks import AddedNetworks, decode_control
 from .attention_kernels import HostKernel, choose_kernel
-from .control_networks import ControlNetworks, decode_control
+from .call_context import CallContext, context_of, decode_options
 
 CPU = torch.device("cpu")
 Asked = TypeVar("Asked", Call, Pass)
@@ -67,14 +66,13 @@ class HostModel:
     parallel: ParallelModel
     parking: Parking
     decoder: Decoder
-    controls: ControlNetworks
+    networks: AddedNetworks
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     kernels: dict[str, HostKernel | str] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
-    inner: dict[Any, Hooks] = field(default_factory=dict)  # of networks inside of the model, by ComfyUI's patcher
     placement: WeightPlacement = field(default_factory=WeightPlacement)
     patched: str = ""  # the key of the changes to the weights; empty for none
     working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
@@ -102,9 +100,9 @@ class HostModel:
         parking = Parking(model.diffusion_model, mesh.device)
         files = CodeFiles(source.comfyui, source.packs)
         decoder = Decoder(files, model.diffusion_model, lambda: parallel.mesh.device)
-        controls = ControlNetworks(model, lambda: parallel.mesh)
-        parallel.complete = controls.complete
-        return cls(source, here, patcher, parallel, parking, decoder, controls, in_file, dtypes)
+        networks = AddedNetworks(model, parallel)
+        parallel.complete = networks.complete
+        return cls(source, here, patcher, parallel, parking, decoder, networks, in_file, dtypes)
 
     def bring(self, numbers: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -162,26 +160,19 @@ class HostModel:
         layer."""
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
-    def begin_sampling(self, run: str, kept: Collection[str] = ()) -> None:
-        """Forgets the last run if this is another, but for these networks, which stay on the device. Removes what its
-        functions left on the model. run: empty for none."""
-        if run != self.decoder.run:
+    def begin_sampling(self, sampling: str, kept: Collection[str] = ()) -> None:
+        """Forgets the last sampling if this is another, but for these networks, which stay on the device. Removes what
+        its functions left on the model. sampling: its name; empty for none."""
+        if sampling != self.decoder.sampling:
             self.parallel.forget()
             self.leftovers.end()
-            self.clear_networks()
-        self.decoder.begin_sampling(run, kept)
-
-    def clear_networks(self) -> None:
-        """Takes the plan off the networks beside the model and inside of it."""
-        self.controls.clear()
-        for hooks in self.inner.values():
-            hooks.close()
-        self.inner.clear()
+            self.networks.clear()
+            self.decoder.begin_sampling(sampling, kept)
 
     def take_objects(self, options: dict[str, Any]) -> None:
-        """Adds the functions and objects in a call's options to those of the run. Raises RequestError."""
+        """Adds the functions and objects in a call's options to those of the sampling. Raises RequestError."""
         kept, changes = options.pop(GRAPH)
-        self.begin_sampling(options.get(RUN, ""), kept)
+        self.begin_sampling(options.get(SAMPLING, ""), kept)
         self.leftovers.begin(self.parallel.model)
         try:
             self.decoder.apply(changes)
@@ -194,7 +185,7 @@ class HostModel:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
         self.leftovers.pause()
         self.kernels.clear()
-        self.clear_networks()
+        self.networks.clear()
         self.parallel.replan(mesh)
 
     def choose_kernel(self, name: str) -> HostKernel:
@@ -350,23 +341,21 @@ class HostModel:
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
         """While entered, the model has the context's changes, attention kernel and compile settings."""
-        if self.decoder.objects:
+        if self.decoder.entries:
             self.leftovers.begin(self.parallel.model)
-            for patcher in self.decoder.networks:
-                if patcher not in self.inner:
-                    self.inner[patcher] = self.parallel.share_inside(patcher.model, self.parallel.dtype)
+            self.networks.share_inside(self.decoder.networks)
         compiles = self.parallel.compile_settings(context.compiled, context.steps)
         kernel = self.kernel_of(context.kernel) if compiles else None  # other calls get it by an option
         if context.needs_all_tokens:
             code = NodeCode.BETWEEN_BLOCKS
         else:
-            code = NodeCode.NONE if context.is_plain and not self.decoder.objects else NodeCode.INSIDE
+            code = NodeCode.NONE if context.is_plain and not self.decoder.entries else NodeCode.INSIDE
         options = RunOptions(code, kernel and kernel.backend, context.compiled)
         with apply_changes(self.parallel.model, context.changes), self.parallel.running_with(options):
             yield
 
     def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
-        self.begin_sampling(options.get(RUN, ""))
+        self.begin_sampling(options.get(SAMPLING, ""))
         return decode_options(options, self.decoder)
 
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:

@@ -82,7 +82,7 @@ class Session:
         reply, results = self.executor.execute({**header, "id": self.last_id}, dict(tensors))
         if reply.get("kind") == MEMORY:
             self.known = self.known.emptied()
-        self.known.patched, self.known.run = reply["patched"], reply["run"]
+        self.known.patched, self.known.sampling = reply["patched"], reply["sampling"]
         return reply, results or {}
 
     def await_cancelled(self, *_: Any) -> None: ...

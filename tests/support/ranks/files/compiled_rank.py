@@ -17,7 +17,7 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.stock_cases import CASES, SIZED_CASES
-from worker.comfyui.patched_options import COMPILED
+from worker.comfyui.call_keys import COMPILED
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
