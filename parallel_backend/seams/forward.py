@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
 import torch
@@ -84,8 +84,8 @@ class Forward:
             self.deferred.pop(0).get()
 
 
-class NodeCode(Enum):
-    """Which code runs in the model beside its own."""
+class NodeCode(IntEnum):
+    """Which code runs in the model beside its own. More is greater."""
 
     UNKNOWN = auto()  # a script's
     NONE = auto()  # only the model's own

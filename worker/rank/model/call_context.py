@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from parallel_backend.seams.forward import NodeCode
+
 from ...comfyui import call_keys as keys
 from ...inside.decoder import Decoder
 
@@ -12,17 +14,14 @@ from ...inside.decoder import Decoder
 class CallContext(NamedTuple):
     """How the model is set up while a call runs.
 
-    changes: of the model, see `apply_changes`. compiled: arguments of `torch.compile` for the blocks; empty: do not
-    compile; None: no node asks for either. steps: of the sampling. kernel: that a node chose for attention, by name.
-    needs_all_tokens: whether code between the blocks needs all tokens. is_plain: whether no function of a node runs
-    inside of the model."""
+    changes: of the model, see `apply_changes`. code, compile: see `RunOptions`. steps: of the sampling. kernel: that a
+    node chose for attention, by name."""
 
     changes: Sequence[Sequence[Any]] = ()
-    compiled: Mapping[str, Any] | None = None
+    code: NodeCode = NodeCode.NONE
+    compile: Mapping[str, Any] | None = None
     steps: int = 1
     kernel: str = ""
-    needs_all_tokens: bool = False
-    is_plain: bool = True
 
 
 def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
@@ -30,20 +29,21 @@ def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str,
     options = {name: value for name, value in options.items() if name not in (keys.SAMPLING, keys.FACTS)}
     changes = [decoder.decode(each) for each in options.pop(keys.MODEL_CHANGES, [])]
     compiled, asked = options.pop(keys.COMPILED, None), options.pop(keys.NODE_FUNCTIONS, None)
+    kernel, code = str(options.pop(keys.KERNEL, "")), NodeCode.NONE
     if asked is not None or changes:
-        compiled = {}  # a graph would keep the functions of one call
-    kernel, needs_all_tokens = str(options.pop(keys.KERNEL, "")), bool(options.pop(keys.ALL_TOKENS, False))
-    is_plain, steps = asked is None and not (changes or kernel), len(options.get(keys.SCHEDULE, (0, 0))) - 1
-    context = CallContext(changes, compiled, steps, kernel, needs_all_tokens, is_plain)
+        compiled, code = {}, NodeCode.INSIDE  # a graph would keep the functions of one call
+    if options.pop(keys.ALL_TOKENS, False):
+        code = NodeCode.BETWEEN_BLOCKS
+    elif kernel:
+        code = NodeCode.INSIDE
+    context = CallContext(changes, code, compiled, len(options.get(keys.SCHEDULE, (0, 0))) - 1, kernel)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
 
 def context_of(calls: Sequence[tuple[Any, CallContext]]) -> CallContext:
-    """Returns the context of calls that run together: that of the first, with all tokens if one of them needs them, and
-    with nodes' functions if one of them has any."""
+    """Returns the context of calls that run together: that of the first, with the code of all of them."""
     contexts = [context for _, context in calls]
-    needs_all_tokens = any(each.needs_all_tokens for each in contexts)
-    return contexts[0]._replace(needs_all_tokens=needs_all_tokens, is_plain=all(each.is_plain for each in contexts))
+    return contexts[0]._replace(code=max(each.code for each in contexts))
 
 
 def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:

@@ -344,13 +344,10 @@ class HostModel:
         if self.decoder.entries:
             self.leftovers.begin(self.parallel.model)
             self.networks.share_inside(self.decoder.networks)
-        compiles = self.parallel.compile_settings(context.compiled, context.steps)
+        compiles = self.parallel.compile_settings(context.compile, context.steps)
         kernel = self.kernel_of(context.kernel) if compiles else None  # other calls get it by an option
-        if context.needs_all_tokens:
-            code = NodeCode.BETWEEN_BLOCKS
-        else:
-            code = NodeCode.NONE if context.is_plain and not self.decoder.entries else NodeCode.INSIDE
-        options = RunOptions(code, kernel and kernel.backend, context.compiled)
+        code = max(context.code, NodeCode.INSIDE) if self.decoder.entries else context.code
+        options = RunOptions(code, kernel and kernel.backend, context.compile)
         with apply_changes(self.parallel.model, context.changes), self.parallel.running_with(options):
             yield
 
@@ -368,7 +365,7 @@ class HostModel:
             return kwargs, CallContext()
         options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
         if kernel := self.kernel_of(context.kernel):
-            compiles = self.parallel.compile_settings(context.compiled, context.steps)
+            compiles = self.parallel.compile_settings(context.compile, context.steps)
             options = {**options, **kernel.options_for(self.parallel, bool(compiles))}
         if CONTROL in kwargs:
             control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
