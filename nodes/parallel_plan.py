@@ -38,7 +38,7 @@ from .plan_words import (
     explain_one_rank,
     remark,
 )
-from .workers.group import device_count, device_type, most_ranks, settings, split_cards, why_no_group
+from .workers.group import GROUPS, device_count, device_type, most_ranks, settings, split_cards, why_no_group
 from .workers.room import balance_stages
 
 MANUAL = "manual"
@@ -63,6 +63,19 @@ def number_input(name: str, tooltip: str, *, default: int, least: int, most: int
 def choice_input(name: str, options: Sequence[str], default: str, tooltip: str) -> io.Input:
     """Returns an input for one of several values of the plan."""
     return io.Combo.Input(name, options=list(options), default=default, optional=True, tooltip=tooltip)
+
+
+def group_input() -> io.Input:
+    """Returns the input that chooses the worker group."""
+    return io.Int.Input(
+        "group",
+        default=1,
+        min=1,
+        max=GROUPS,
+        optional=True,
+        tooltip="The worker group that holds this model. Models of one group stay on the devices together if they fit. "
+        "Otherwise one is released, and read again when it is sampled. Each group has processes of its own.",
+    )
 
 
 def plan_inputs() -> list[io.Input]:

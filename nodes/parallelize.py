@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import logging
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import comfy.model_patcher
 from comfy_api.latest import io
 
+from ..parallel_backend.costs.auto import PlanOfRun
+from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.plan import MODEL, ParallelPlan
 from ..worker.comfyui.source import HostSource
 from .errors import Refused
-from .incoming.model import check_class, describe_in_memory, describe_incoming, share_weights, take_changes
-from .load_model import explain_stock, group_input, load_described
-from .model.host_file import NoDenoiser
-from .model.remote_patcher import RemoteModelPatcher
-from .model.sampling import show_on_node
-from .parallel_plan import parse_plan, plan_inputs
+from .incoming.model import Patcher, check_class, check_same, describe_in_memory, find_file, share_weights, take_changes
+from .model.host_file import DETECTORS, HostFile, describe_host_file, list_rank_arguments
+from .model.planned_module import PlannedModule
+from .model.remote_module import RemoteModule
+from .model.remote_patcher import RemoteModelPatcher, remote_patcher
+from .model.sampling import explain_stock, show_on_node
+from .parallel_plan import choose_plan, group_input, parse_plan, plan_inputs, resolve_plan
+from .plan_words import join_remarks
 from .weights_file import kept_files
-from .workers.group import check_installed, device_count, device_type, settings
-
-Patcher = comfy.model_patcher.ModelPatcher
+from .workers.ahead import prepare_model
+from .workers.group import check_installed, device_count, device_type, settings, worker_group
 
 
 class ParallelizeModel(io.ComfyNode):
@@ -70,11 +73,11 @@ def parallelize(model: Patcher, asked: ParallelPlan | None, group: int) -> Patch
     """Returns a MODEL whose work the ranks share under this plan. It is the given one if they cannot run it, and the
     node says why. asked: None means auto. Raises PlanError, and Refused if the settings ask for an error instead."""
     check_installed()
-    stand_in = model.stand_in if isinstance(model, RemoteModelPatcher) else None
-    before = stand_in and stand_in.planned.decided.plan
+    remote = model.remote_module if isinstance(model, RemoteModelPatcher) else None
+    before = remote and remote.planned.decided.plan
     try:
         new = load_incoming(model, asked, group)
-        take_changes(model, new, functools.partial(load_incoming, asked=asked, group=group))
+        take_changes(model, new, partial(load_incoming, asked=asked, group=group))
     except (ModelFileError, Refused) as error:
         said = f"{name_of(model)} runs as stock, on ComfyUI's own device alone."
         if before:
@@ -92,13 +95,11 @@ def load_incoming(model: Patcher, asked: ParallelPlan | None, group: int) -> Rem
     check_class(model)
     name = name_of(model)
     try:
-        new = load_described(describe_incoming(model), name, asked, group)
+        new = load_described(check_same(model, describe_host_file(*find_file(model))), name, asked, group)
         share_weights(model, new)
         return new
-    except NoDenoiser:
-        raise
     except (ModelFileError, Refused) as error:
-        if isinstance(model, RemoteModelPatcher):
+        if isinstance(model, RemoteModelPatcher) or type(model.model.model_config).__name__ in DETECTORS:
             raise
         logging.info("[ParallelDiT] The ranks map the weights of %s. %s", name, error.explanation.cause)
         try:
@@ -110,10 +111,32 @@ def load_incoming(model: Patcher, asked: ParallelPlan | None, group: int) -> Rem
     return new
 
 
+def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group: int) -> RemoteModelPatcher:
+    """Returns the MODEL of a file, run by the worker group. name: of the model, as the user knows it. asked:
+    the plan; None means auto. Raises PlanError."""
+    costs = file.costs
+    if asked is None:
+        decided, words = PlanOfRun(partial(choose_plan, costs=costs)), "auto, decided by the first call of a sampling"
+    else:
+        resolved = resolve_plan(asked, file.module, file.sizes)
+        choose = lambda work: resolved._replace(plan=costs.choose_patches(work, resolved.plan))  # noqa: E731
+        decided = PlanOfRun(choose, is_set=not resolved.plan.leaves_patches)
+        words = str(resolved.plan)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", name, file.source.model_class, words)
+    if asked and (note := decided.choice.note):
+        logging.warning("[ParallelDiT] %s", join_remarks(note))
+    plan, workers = decided.plan, worker_group(group)
+    arguments = list_rank_arguments(plan.world_size * plan.patch_count > 1, device_type() == CPU)
+    source = replace(file.source, arguments=arguments)
+    prepare_model(workers, plan.world_size, source.to_json(), source.files)
+    planned = PlannedModule(workers, file.module, source.to_json(), costs, decided, name)
+    return remote_patcher(file.model, RemoteModule(source, planned))
+
+
 def name_of(model: Patcher) -> str:
     """Returns the name of a MODEL's file, or of its class if it names none."""
-    if isinstance(model, RemoteModelPatcher) and model.stand_in:
-        return model.stand_in.planned.name
+    if isinstance(model, RemoteModelPatcher) and model.remote_module:
+        return model.remote_module.planned.name
     init = getattr(model, "cached_patcher_init", None)
     path = init[1][0] if init and init[1] else ""
     path = path.file if isinstance(path, HostSource) else path

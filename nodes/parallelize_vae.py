@@ -16,8 +16,8 @@ from ..parallel_backend.weights.loading import DTYPES
 from ..worker.errors import NoWorkerGroup, RequestRefused
 from .errors import Refused
 from .inside.networks import SHARED
-from .load_model import explain_stock, group_input
-from .model.sampling import show_on_node
+from .model.sampling import explain_stock, show_on_node
+from .parallel_plan import group_input
 from .remote_vae import check_vae, remote_vae
 from .workers.group import check_installed, device_count, worker_group
 

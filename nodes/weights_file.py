@@ -20,12 +20,12 @@ from ..parallel_backend.device import trim_heap
 from ..parallel_backend.errors import NoRoomError
 from ..parallel_backend.weights.free_ram import available_ram_bytes
 from ..parallel_backend.weights.tensors import are_equal, list_plain_tensors
+from ..worker.comfyui.model import Weights
 from ..worker.wire.private_folder import find_room
 from .errors import Refused
 
 NO_BLOCKS = ("F32", "F16")  # formats of ComfyUI-GGUF's tensors that are not in blocks
 ENDS, BETWEEN = 1024, 512  # numbers of a weight that are compared: at each end, and at equal distances between
-Weights = dict[str, torch.Tensor]
 _numbers = itertools.count(1)
 
 

@@ -10,6 +10,7 @@ from .errors import RequestError
 from .groups.mesh import Mesh
 from .models import known_spec
 from .parallel_model import ParallelModel
+from .plan import ParallelPlan
 from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
 from .weights.stores import Store
@@ -28,12 +29,14 @@ class DiffusersModel(ParallelModel):
     """
 
     model: ModelMixin
+    placed: ParallelPlan | None = None  # this and what follows: see `PlacedModel`
+    placed_for: tuple[str, int] = ("", 0)
+    bringing = working_bytes = 0
 
     def __init__(self, model: ModelMixin, mesh: Mesh) -> None:
         self.known = known_spec(type(model).__name__)
         self.unread: ModelSource | None = None  # the source of weights that are not read yet
         self.has_one_stage = False  # whether the blocks of other stages have no weights
-        self.working_bytes = 0  # bytes that weights leave free on the device
         super().__init__(model, mesh, model.dtype)
 
     @property

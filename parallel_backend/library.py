@@ -28,7 +28,7 @@ from .pipelines.transformer import PipelineTransformer
 from .plan import ParallelPlan
 from .vae.pipeline import PipelineVAE, check_vae
 from .weights.folder import transformer_source
-from .weights.placement import AllRanks, WeightPlacement
+from .weights.placement import AllRanks, place_model
 from .weights.sizes import FETCHED
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def check_model(model: ModelMixin, plan: ParallelPlan) -> None:
 def place_weights(transformer: DiffusersModel) -> None:
     """Moves a model's weights to where its plan keeps them. Pipelines and their offload hooks do not move weights that
     are fetched."""
-    mesh = transformer.mesh
-    WeightPlacement().place(AllRanks(mesh.device), transformer, mesh.plan)
+    place_model(AllRanks(transformer.mesh.device), transformer)
 
     def stay(change: Callable[[torch.Tensor], torch.Tensor], _recurse: bool = True) -> ModelMixin:
         dtype = change(torch.empty(0, dtype=transformer.dtype)).dtype

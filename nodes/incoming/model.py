@@ -17,17 +17,16 @@ from comfy.patcher_extension import merge_nested_dicts
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 
 from ...parallel_backend.errors import ModelFileError
-from ...worker.comfyui.merges import PREFIX
-from ...worker.comfyui.model import dtype_of, write_detected
+from ...worker.comfyui.model import Weights, dtype_of, write_detected
+from ...worker.comfyui.patches import PREFIX
 from ...worker.inside.changes import FUNCTIONS, METHODS
 from ..errors import Refused
 from ..model.call_batching import KEY, batches_calls
 from ..model.deferred_weight import DeferredParameter
-from ..model.host_file import HostFile, describe_host_file, has_dynamic_vram
+from ..model.host_file import PICKLE_SUFFIXES, HostFile, describe_host_file, has_dynamic_vram
 from ..model.local_weights import WRITTEN
-from ..model.model_files import PICKLE_SUFFIXES
 from ..model.remote_patcher import RemoteModelPatcher, stock_patcher
-from ..weights_file import Weights, find_written, form_of, keep_file, kept_files, take_all_pages
+from ..weights_file import find_written, form_of, keep_file, kept_files, take_all_pages
 from .differences import find_differences
 from .moved import Moved
 
@@ -49,12 +48,6 @@ OF_MODEL = {
 }
 OWN_LOADERS = "Use one of ComfyUI's own loaders."
 BEFORE = "Put Parallelize Model before the node that does this."
-
-
-def describe_incoming(model: Patcher) -> HostFile:
-    """Returns the model that is in the file of a MODEL. Raises ModelFileError, or Refused if the MODEL names no file
-    that ranks can read, or is not what the file holds."""
-    return check_same(model, describe_host_file(*find_file(model)))
 
 
 def describe_in_memory(model: Patcher, name: str) -> HostFile:
@@ -110,7 +103,7 @@ def check_same(model: Patcher, file: HostFile) -> HostFile:
 def find_file(model: Patcher) -> tuple[Path, torch.dtype | None, bool, str]:
     """Returns the file that a MODEL names, and how its weights are read, for `describe_host_file`. Raises Refused if it
     names none that ranks can read."""
-    if isinstance(model, RemoteModelPatcher) and model.stand_in is None:
+    if isinstance(model, RemoteModelPatcher) and model.remote_module is None:
         raise Refused("A node before this one has replaced the model's module.", BEFORE)
     if not model.cached_patcher_init:
         raise Refused("The node that loads it does not say from which file.", OWN_LOADERS)
@@ -119,9 +112,7 @@ def find_file(model: Patcher) -> tuple[Path, torch.dtype | None, bool, str]:
         source = given[0]
         return Path(source.file), dtype_of(source.dtype), source.fast_fp8, source.detected
     if load not in (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config):
-        raise Refused(
-            f"It is loaded by {load.__name__}, which the ranks do not know.", "Use one of ComfyUI's own loaders."
-        )
+        raise Refused(f"It is loaded by {load.__name__}, which the ranks do not know.", OWN_LOADERS)
     path, arguments = given[0], inspect.signature(load).bind(*given).arguments
     options = {name: value for name, value in arguments.get("model_options", {}).items() if value is not None}
     if Path(path).suffix.lower() in PICKLE_SUFFIXES:
@@ -141,7 +132,7 @@ def list_node_changes(model: Patcher, file: HostFile) -> Iterator[str]:
     replaced = {*model.object_patches_backup, *model.backup}
     if not isinstance(model, RemoteModelPatcher):
         yield from find_differences(model.model, file.model, replaced)
-    elif remote := model.stand_in:
+    elif remote := model.remote_module:
         if remote.weights.is_changed:
             yield WRITTEN
         own = {name.removeprefix(PREFIX) for name in replaced}
@@ -152,7 +143,7 @@ def list_node_changes(model: Patcher, file: HostFile) -> Iterator[str]:
 def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
     """Compares the weights of a stock MODEL with its file's, and gives it the file's pages in place of a copy in RAM.
     new: the ranks' MODEL of the same file. Raises Refused if nodes have written over weights."""
-    remote = new.stand_in
+    remote = new.remote_module
     if isinstance(model, RemoteModelPatcher) or remote is None:  # weights in the ranks notice it themselves
         return
     patched = {name.removeprefix(PREFIX): each.weight for name, each in model.backup.items()}

@@ -19,7 +19,7 @@ from ...parallel_backend.compat import (
     writes_to_arguments,
 )
 from ...parallel_backend.models.parallel_mlp import SPLITS, split_plain_rows
-from ...worker.comfyui.quantised_rows import QUANTISED
+from ...worker.comfyui.quantised_rows import split_rows
 from ..errors import Refused
 
 TENSOR: Any = torch.Tensor
@@ -120,7 +120,7 @@ class QuantisedParameter(QuantizedTensor):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-SPLITS.update({DeferredParameter: split_plain_rows, QuantisedParameter: QUANTISED[QuantizedTensor]})
+SPLITS.update({DeferredParameter: split_plain_rows, QuantisedParameter: split_rows})
 
 
 def with_numbers(value: Any, device: torch.device | None) -> Any:

@@ -33,6 +33,7 @@ from ...worker.wire.file_marks import mark_files
 from ..costs.plans import ModelCosts
 from ..inside.references import COMFYUI
 
+PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments that choose the attention.
@@ -64,10 +65,6 @@ WEIGHT_DTYPES: dict[str, tuple[torch.dtype | None, bool]] = {
     "fp8_e5m2": (torch.float8_e5m2, False),
     **{name: (dtype, False) for name, dtype in DTYPES.items()},
 }
-
-
-class NoDenoiser(ModelFileError):
-    """The file holds a model that is not sampled from."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +119,9 @@ def describe_host_file(
     path: Path, dtype: torch.dtype | None = None, fast_fp8: bool = False, detected: str = ""
 ) -> HostFile:
     """Returns the model that ComfyUI detects in a file, or that of a class-conditional DiT's folder. dtype: of its
-    weights; None for ComfyUI's choice. fast_fp8, detected: see HostSource. Raises NoDenoiser for one that cannot be
-    sampled from, and ModelFileError if the file is broken, if ComfyUI finds no model in it, or if its weights do not
-    fit the detected model."""
+    weights; None for ComfyUI's choice. fast_fp8, detected: see HostSource. Raises ModelFileError if the file is
+    broken, if ComfyUI finds no model in it or one that is not sampled from, or if its weights do not fit the detected
+    model."""
     mark = mark_files(weight_files(path))
     try:
         config, weights, others, _ = detect(path, detected)
@@ -137,7 +134,7 @@ def describe_host_file(
     if config is None:
         raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
-        raise NoDenoiser(
+        raise ModelFileError(
             f"{path.name} holds a detector ({type(config).__name__}), which has no steps that ranks could share."
         )
     chosen, cast = choose_dtypes(config, weights, dtype)

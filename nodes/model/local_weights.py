@@ -14,8 +14,8 @@ from comfy.quant_ops import QuantizedTensor
 
 from ...parallel_backend.compat import buffers_of, parameters_of, version_of
 from ...parallel_backend.weights.tensors import are_equal, list_plain_tensors
-from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import cast_weights, map_model
+from ...worker.comfyui.patches import PREFIX
 from ...worker.comfyui.source import HostSource
 from ...worker.errors import ModelFileError
 from .deferred_weight import CPU, DeferredParameter, QuantisedParameter, Weight

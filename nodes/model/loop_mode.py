@@ -111,7 +111,7 @@ def cannot_honour(asked: list[str]) -> Refused:
 
 
 def require_remote_module(model: BaseModel) -> RemoteModule:
-    """Returns the stand-in for a model in the worker group. Raises Refused if the model runs in ComfyUI."""
+    """Returns the RemoteModule of a model in the worker group. Raises Refused if the model runs in ComfyUI."""
     found = remote_module(model)
     if found is None:
         raise Refused(

@@ -24,9 +24,8 @@ from ...parallel_backend.models.spec import spec_of
 from ...parallel_backend.sampling.passes import Pass
 from ...worker.comfyui.call_keys import COMPILED, CONTROL, FACTS, GRAPH, OPTIONS, SAMPLING
 from ...worker.comfyui.entry import leaves_by, runs_wrappers
-from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patches import pack_patches
+from ...worker.comfyui.patches import PREFIX, pack_patches
 from ...worker.comfyui.source import SENT_METHODS, HostSource
 from ...worker.errors import Explanation, NoRoom, NoWorkerGroup, OutOfMemory, RequestRefused
 from ...worker.host.call_batcher import Answer, BatchedCall, CallBatcher, CallRecorded, order_branches
@@ -48,13 +47,13 @@ from .local_weights import WRITTEN, LocalWeights
 from .planned_module import PlannedModule
 from .sampling import check_interrupt, show_on_node, warn
 from .stock_model import StockModel
-from .weight_changes import Patches, name_files
+from .weight_changes import Patches, find_merged
 
 NONE: Patches = {}
 Patcher = Any  # a RemoteModelPatcher, whose module imports this one
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
-ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
+ATTRIBUTE = "parallel_module"  # a module attribute: the RemoteModule behind it
 # An argument of MiniMax H3, and its entry that the model computes if it is missing. This is not sent to ranks.
 PAYLOAD, COMPUTED = "minimax_payload", "layout"
 
@@ -291,12 +290,7 @@ class RemoteModule:
             logging.info("[ParallelDiT] %s", said)
             show_on_node(said)
         key, patches = self.patched
-
-        def build() -> tuple[Header, Tensors]:
-            found = pack_patches(name_files(patches))
-            return found.to_json(), found.tensors
-
-        self.group.patch(key, build, check_interrupt)
+        self.group.patch(key, lambda: pack_patches(patches, find_merged), check_interrupt)
 
     def take_reply(self, reply: Header, state: Tensors) -> None:
         """Takes over what functions of nodes changed in the ranks. Says on the node what the ranks did otherwise than

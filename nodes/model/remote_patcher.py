@@ -17,9 +17,8 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 from comfy_execution.utils import get_executing_context
 
-from ...worker.comfyui.merges import PREFIX
 from ...worker.comfyui.model import cast_weights, map_model
-from ...worker.comfyui.patches import pack_patches
+from ...worker.comfyui.patches import PREFIX, pack_patches
 from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from ..assumptions import list_broken
@@ -28,7 +27,7 @@ from ..inside.controls import record_all, recorded_in
 from .call_batching import KEY, add_call_batching
 from .remote_module import MODULE, RemoteModule, remote_module
 from .sampling import warn
-from .weight_changes import is_model_as_lora, name_files
+from .weight_changes import find_merged, is_model_as_lora
 
 NONE: Mapping[str, list] = {}
 UNLIMITED = 1e32  # bytes: ComfyUI's value for all of a model
@@ -49,11 +48,11 @@ def record_run(
 ) -> torch.Tensor:
     """Wraps a sampling. Its steps in the worker group belong to one run."""
     patcher = executor.class_obj.model_patcher
-    if not isinstance(patcher, RemoteModelPatcher) or (stand_in := patcher.stand_in) is None:
+    if not isinstance(patcher, RemoteModelPatcher) or (remote := patcher.remote_module) is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
     asked = executor.class_obj.model_options.get("transformer_options", {})
-    stand_in.choose_runner(patcher, asked, getattr(sampler, "needs_ranks", False))
-    planned, node = stand_in.planned, get_executing_context()
+    remote.choose_runner(patcher, asked, getattr(sampler, "needs_ranks", False))
+    planned, node = remote.planned, get_executing_context()
     runs = planned.group.runs
 
     def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
@@ -64,8 +63,8 @@ def record_run(
     with runs.run(
         node and node.node_id, planned.name, planned.begin_sampling(), planned.source["model_class"]
     ) as record:
-        if stand_in.stock.is_active:
-            runs.note(reason=stand_in.stock.why, is_stock=True)
+        if remote.stock.is_active:
+            runs.note(reason=remote.stock.why, is_stock=True)
         try:
             found = executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
         finally:
@@ -108,14 +107,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     @property
-    def stand_in(self) -> RemoteModule | None:
-        """The stand-in of the module. None if a node has replaced the module."""
+    def remote_module(self) -> RemoteModule | None:
+        """What stands behind the module. None if a node has replaced the module."""
         return remote_module(self.model)
 
     @property
     def remote(self) -> RemoteModule | None:
-        """The stand-in while the ranks run the model. None while ComfyUI's own model runs here."""
-        found = self.stand_in
+        """The same while the ranks run the model. None while ComfyUI's own model runs here."""
+        found = self.remote_module
         return None if found is None or found.stock.is_active else found
 
     def reasons(self) -> list[str]:
@@ -124,9 +123,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
         found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
         found += list_broken(type(self.model), type(self.model.diffusion_model), RemoteModelPatcher)
-        if self.stand_in is None:
+        if self.remote_module is None:
             return found
-        weights, hooks = self.stand_in.weights, [self.name_originals(each) for each in self.hook_patches.values()]
+        weights, hooks = self.remote_module.weights, [self.name_originals(each) for each in self.hook_patches.values()]
         found += [
             f"a hook's change of {name}" for each in hooks for name in sorted(each.keys() - weights.patchable)[:1]
         ]
@@ -284,11 +283,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
         """Returns the weights for a merge, with their changes. Each names its file, also while the weights are here."""
         found = super().get_key_patches(filter_prefix)
-        if self.stand_in is None:
+        if self.remote_module is None:
             return found
         for key, ((weight, convert), *changes) in found.items():
             if key.startswith(PREFIX):
-                weight = self.stand_in.weights.defer(key.removeprefix(PREFIX), weight)
+                weight = self.remote_module.weights.defer(key.removeprefix(PREFIX), weight)
                 found[key] = [(weight, convert), *changes]
         return found
 
@@ -325,9 +324,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def name_originals(self, patches: Mapping[str, list]) -> Mapping[str, list]:
         """Returns the changes of hooks, in which a model as LoRA is a merge's change that names this model's weight."""
-        if self.stand_in is None or not any(map(is_model_as_lora, chain(*patches.values()))):
+        if self.remote_module is None or not any(map(is_model_as_lora, chain(*patches.values()))):
             return patches
-        return self.stand_in.weights.name_originals(patches, self.get_key_patches())
+        return self.remote_module.weights.name_originals(patches, self.get_key_patches())
 
     def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
         if self.remote is None:
@@ -344,7 +343,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 def why_unsendable(patches: Mapping[str, list]) -> list[str]:
     """Returns why changes of weights cannot be sent to the ranks; empty if they can."""
     try:
-        pack_patches(name_files(patches))
+        pack_patches(patches, find_merged)
     except UnsendableError as error:
         return [f"a change of weights ({error})"]
     return []

@@ -10,6 +10,10 @@ import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
+from ...parallel_backend.errors import Explained
+from ...worker.settings import REFUSE
+from ..workers.group import worker_group
+
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # of a sampler: step, denoised, latents, steps
 
@@ -25,3 +29,11 @@ def show_on_node(text: str) -> None:
     context, server = get_executing_context(), getattr(PromptServer, "instance", None)
     if context and server:
         server.send_progress_text(text, context.node_id)
+
+
+def explain_stock(error: Explained, group: int, begin: str = "") -> None:
+    """Says on the node and in the log that a model runs as stock. Raises the error if the settings ask for one. begin:
+    goes before the error's text."""
+    if worker_group(group).settings.when_not_parallel == REFUSE:
+        raise error
+    warn(f"{begin} {error.explanation.brief}".strip())

@@ -1,11 +1,12 @@
-"""Changes of weights by patchers: names the file of each weight of another model, so that the ranks can read it."""
+"""Changes of weights by another model's: finds the file of each, so that the ranks can read it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ...worker.comfyui.merges import PREFIX, MergedWeight
+from ...worker.comfyui.patches import PREFIX
+from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
 from .deferred_weight import DeferredParameter
 
@@ -18,24 +19,16 @@ MODEL_AS_LORA = "model_as_lora"  # ComfyUI's kind of change by another model's w
 COMFYUI_MODULES = "comfy."  # ComfyUI's modules, whose functions make numbers of a weight
 
 
-def name_files(patches: Patches) -> Patches:
-    """Returns the changes with a MergedWeight for each weight of another model. Raises UnsendableError if one has other
-    values than a file of a parallel model."""
-    return {name: [name_file(change) for change in changes] for name, changes in patches.items()}
-
-
-def name_file(change: tuple) -> tuple:
-    strength, value, *rest = change
-    if not isinstance(value, list):
-        return change
+def find_merged(value: list) -> tuple[HostSource, str, list[tuple]]:
+    """Returns the file, the name and the changes of another model's weight in a merge. Raises UnsendableError if it has
+    other values than a file of a parallel model."""
     (tensor, convert), *changes = value
     weight = tensor.weight if isinstance(tensor, DeferredParameter) else None
     if weight is None or not convert.__module__.startswith(COMFYUI_MODULES):
         raise UnsendableError(MERGED_ELSEWHERE)
     if weight.weights.is_changed or weight.changes:
         raise UnsendableError("The merge takes weights that a node has written over.")
-    merged = MergedWeight(weight.weights.source, f"{PREFIX}{weight.name}", [name_file(each) for each in changes])
-    return (strength, merged, *rest)
+    return weight.weights.source, f"{PREFIX}{weight.name}", changes
 
 
 def as_difference(change: tuple, original: tuple) -> tuple:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import folder_paths
 
-from ..model.model_files import GGUF_FOLDERS, list_models
+from ..load_dit import list_models
 
 DIFFUSION_MODELS, CHECKPOINTS = "diffusion_models", "checkpoints"
+GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, if it is installed
 
 
 def folder_of(widget: str) -> str:

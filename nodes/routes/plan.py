@@ -22,8 +22,7 @@ from ...parallel_backend.plan import ParallelPlan
 from ...worker.settings import SettingsError
 from ...worker.wire.file_marks import mark_files
 from ...worker.wire.json_object import parse_object
-from ..model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
-from ..model.model_files import PICKLE_SUFFIXES
+from ..model.host_file import PICKLE_SUFFIXES, WEIGHT_DTYPES, HostFile, describe_host_file
 from ..parallel_plan import AUTO, explain_devices, fit_to_machine, parse_plan
 from ..plan_words import Remark, ResolvedPlan, remark, remarks_to_json
 from ..workers.group import device_count, device_type, is_second_group, why_no_group

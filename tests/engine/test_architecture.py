@@ -65,12 +65,11 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("model",),
         ("class_label", "load_dit", "parallel_plan", "remote_vae"),
         ("incoming",),
-        ("load_model", "parallel_sampler"),
+        ("parallel_sampler",),
         ("parallelize", "parallelize_vae"),
         ("routes",),
         ("__init__",),
     ),
-    "nodes.model": (("model_files",), ("*",)),
 }
 # What a room may import from other packages of ours.
 BETWEEN: Mapping[str, tuple[str, ...]] = {

@@ -80,10 +80,10 @@ class Rank:
         board, timeline = Board(1), Timeline(torch.device("cpu"))
         self.state = RankState(CARD)
         parking, decoder = SimpleNamespace(is_parked=False), SimpleNamespace(sampling="")
-        placement, mesh = SimpleNamespace(bringing=4 * GB), SimpleNamespace(plan=None)
+        mesh = SimpleNamespace(plan=None)
         model: Any = SimpleNamespace(
-            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched="", placement=placement,
-            mesh=mesh,
+            weight_bytes=4 * GB, resident_bytes=GB, parking=parking, decoder=decoder, patched="",
+            bringing=4 * GB, mesh=mesh,
         )  # fmt: skip
         self.state.model = model
         self.heartbeat = Heartbeat(0, board, board.hear, self.state.memory, lambda: timeline.moves, lambda _job: None)

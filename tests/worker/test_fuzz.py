@@ -17,7 +17,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.group.direct_group import DIT, call_request, sample_request, source_of
 from tests.support.group.mutations import framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
-from worker.comfyui.patches import MERGE, PackedPatches
+from worker.comfyui.patches import MERGE
 from worker.comfyui.source import HostSource, VaeSource
 from worker.errors import ConnectionClosed
 from worker.wire.operations import LOAD, PATCH
@@ -118,7 +118,7 @@ def requests(model: HostSource) -> dict[str, tuple[Header, Tensors]]:
         "load": (LOAD.header(source=model.to_json(), plan=ParallelPlan().to_json()), {}),
         "call": call_request(DIT),
         "sample": sample_request(DIT, steps=2),
-        "patch": (PATCH.header(key="a", **PackedPatches({name: [patch, merged]}, tensors, [model]).to_json()), tensors),
+        "patch": (PATCH.header(key="a", patches={name: [patch, merged]}, files=[model.to_json()]), tensors),
         "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": DIT.inputs(1, 8, 8)[0]}),
     }
 

@@ -95,7 +95,7 @@ def test_ranks_refuse_alike_where_each_runs_rows_of_the_only_call(
     sizes: list[int], groups: int, link: str | None, alike: bool
 ) -> None:
     module = SimpleNamespace(mesh={"batch": Axis(None, groups, 0)}, link=link)
-    assert HostModel(None, None, None, module, None, None, None, {}, {}, {}).refuses_alike(sizes) == alike
+    assert HostModel(None, None, module, None, None, None, {}, {}).refuses_alike(sizes) == alike
 
 
 def test_results_that_no_frame_can_carry_are_refused_in_words() -> None:

@@ -58,15 +58,6 @@ def import_comfyui(source: HostSource | VaeSource) -> None:
     gc.freeze()  # no later collection scans these modules, which takes a fifth of a second
 
 
-def hide_from_management(patcher: Any) -> None:
-    """Hides a model from ComfyUI's memory management until it is loaded again. To make room for another model, that
-    would move its weights to RAM, on this rank alone."""
-    import comfy.model_management
-
-    loaded = comfy.model_management.current_loaded_models
-    loaded[:] = [each for each in loaded if each.model is not patcher]
-
-
 def is_gguf(file: str | Path) -> bool:
     return Path(file).suffix.lower() == ".gguf"
 
@@ -176,7 +167,7 @@ def detect(
     if Path(file).is_dir():
         from .dit.model import DiTConfig
 
-        return DiTConfig(read_folder(Path(file), len(weights))), weights, {}, pages
+        return DiTConfig(*read_folder(Path(file), len(weights))), weights, {}, pages
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
     others: Weights = {}
@@ -268,7 +259,7 @@ def map_model(
     """
     if source.mark and source.files:  # a folder without files has an error of its own
         check_mark(source.file, source.files, source.mark)
-    config, weights, others, pages = detect(source.file, source.detected)
+    config, weights, others, pages = detect(source.path, source.detected)
     if config is None:
         raise ModelFileError(f"ComfyUI does not recognise the model in {source.file}.", "Download it again.")
     check()

@@ -9,67 +9,96 @@ travel. The ranks read it from its file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
+from ..wire.protocol import Header
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import pack, unpack
-from .merges import MergedFile, MergedWeight
+from .model import map_model
 from .source import HostSource
 
+PREFIX = "diffusion_model."  # the patcher's names are the module's with this prefix
 KINDS = ((), ("diff",), ("set",))  # of changes by tensors, as ComfyUI names them; without a name, it is a difference
 MERGE = "merge"  # in place of an adapter's class
+# Finds the file, the name and the changes of another model's weight in ComfyUI's list.
+FindMerged = Callable[[list], tuple[HostSource, str, Sequence[tuple]]]
 
 
-class PackedPatches(NamedTuple):
-    """patches: a patcher's list, by a weight's name, see `pack`. tensors: that it names. files: of other models, in the
-    order of their numbers."""
+@dataclass(eq=False)
+class MergedFile:
+    """The file of another model. It is mapped while its weights are read. copy: see `bring_copy`."""
 
-    patches: dict[str, list]
-    tensors: Tensors
-    files: list[HostSource]
+    source: HostSource
+    copy: Any = None
+    model: Any = None
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"patches": self.patches, "files": [each.to_json() for each in self.files]}
+    def map(self) -> None:
+        """Raises ModelFileError."""
+        if self.model is None:
+            self.model, _, self.dtypes = map_model(self.source)
 
-    def add(self, name: str, path: str, changes: Sequence[tuple]) -> list[list]:
-        """Packs the changes of a weight, and their tensors under paths that begin with `path`."""
-        return [self.pack(name, f"{path}.{index}", *change) for index, change in enumerate(changes)]
+    def unmap(self) -> None:
+        self.model = None
 
-    def pack(
-        self, name: str, path: str, strength: float, value: Any, strength_model: float, offset: Any, function: Any
-    ) -> list[Any]:
-        """Packs one of ComfyUI's patches as JSON: its strength; its adapter's class, MERGE, or nothing; its value; the
-        strength of the weight itself; the part that changes; and whether the halves of the change swap places. The
-        value is packed as `tree.py` does. Of a merge, it is the number of the other model's file, the name of its
-        weight, and that model's changes of it."""
-        import comfy.utils
-        from comfy.weight_adapter import WeightAdapterBase, adapters
+    def read(self, name: str, like: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Returns the numbers of a weight, rounded to the dtype of the stock loader, on the device and in the dtype of
+        another tensor. Raises ModelFileError."""
+        from comfy.model_management import cast_to_device
+        from comfy.model_patcher import get_key_weight
 
+        self.map()
+        weight, _, dequantise = get_key_weight(self.model, name)
+        numbers = cast_to_device(weight, like.device, like.dtype, copy=True)
+        numbers = dequantise(numbers, **options) if dequantise else numbers
+        dtype = self.dtypes.get(name.removeprefix(PREFIX))
+        return numbers.to(dtype).to(numbers.dtype) if dtype else numbers
+
+
+def pack_patches(patches: Mapping[Any, Sequence[tuple]], find_merged: FindMerged) -> tuple[Header, Tensors]:
+    """Packs a patcher's changes, by a weight's name. Returns fields of a PATCH request, and its tensors. Raises
+    UnsendableError."""
+    tensors: Tensors = {}
+    files: list[HostSource] = []
+    found = {name: pack_changes(name, name, changes, find_merged, tensors, files) for name, changes in patches.items()}
+    return {"patches": found, "files": [each.to_json() for each in files]}, tensors
+
+
+def pack_changes(
+    name: str, path: str, changes: Sequence[tuple], find_merged: FindMerged, tensors: Tensors, files: list[HostSource]
+) -> list[list[Any]]:
+    """Packs the changes of a weight. Adds their tensors, under paths that begin with `path`, and other models' files.
+
+    Of each: its strength; its adapter's class, MERGE, or nothing; its value; the strength of the weight itself; the
+    part that changes; and whether the halves of the change swap places. The value is packed as `tree.py` does. Of a
+    merge, it is the number of the other model's file, the name of its weight, and that model's changes of it."""
+    import comfy.utils
+    from comfy.weight_adapter import WeightAdapterBase, adapters
+
+    found = []
+    value: Any
+    for index, (strength, value, strength_model, offset, function) in enumerate(changes):
         if function not in (None, comfy.utils.swap_scale_shift):
             raise UnsendableError(f"The change of {name} uses a function, which cannot be sent to the ranks.")
-        is_adapter = isinstance(value, WeightAdapterBase)
-        if is_adapter and type(value) not in adapters or isinstance(value, tuple) and value[:-1] not in KINDS:
-            kind = type(value).__name__ if is_adapter else value[0]
+        place = f"{path}.{index}"
+        kind, content = (type(value).__name__, value.weights) if isinstance(value, WeightAdapterBase) else ("", value)
+        if kind and type(value) not in adapters or isinstance(value, tuple) and value[:-1] not in KINDS:
+            kind = kind or content[0]
             raise UnsendableError(f"The change of {name} is of the kind {kind}, which the ranks do not know.")
-        if isinstance(value, MergedWeight):
-            if value.source not in self.files:
-                self.files.append(value.source)
-            kind = MERGE
-            packed = [self.files.index(value.source), value.name, self.add(value.name, path, value.changes)]
+        if isinstance(value, list):
+            source, other, more = find_merged(value)
+            if source not in files:
+                files.append(source)
+            packed = pack_changes(other, place, more, find_merged, tensors, files)
+            kind, packed = MERGE, [files.index(source), other, packed]
         else:
-            kind = type(value).__name__ if is_adapter else ""
-            packed = pack(value.weights if isinstance(value, WeightAdapterBase) else value, path, self.tensors)
-        return [float(strength), kind, packed, float(strength_model), offset and [*offset], function is not None]
-
-
-def pack_patches(patches: Mapping[Any, Sequence[tuple]]) -> PackedPatches:
-    """Packs a patcher's list for the ranks. In a merge, MergedWeights stand for ComfyUI's lists. Raises
-    UnsendableError."""
-    found = PackedPatches({}, {}, [])
-    for name, changes in patches.items():
-        found.patches[name] = found.add(name, name, changes)
+            packed = pack(content, place, tensors)
+        swaps = function is not None
+        found.append([float(strength), kind, packed, float(strength_model), offset and [*offset], swaps])
     return found
 
 
@@ -85,7 +114,9 @@ def unpack_patches(
     def unpack_change(strength: float, kind: str, value: Any, own: float, offset: Any, swaps: bool) -> tuple:
         if kind == MERGE:
             file, name, changes = value
-            found = files[file].merge(name, [unpack_change(*each) for each in changes])
+            # With the function, ComfyUI makes numbers of the weight as it computes with it. Only then it is read.
+            weight = torch.empty(0), partial(files[file].read, name)
+            found = [weight, *(unpack_change(*each) for each in changes)]
         else:
             parts = unpack(value, tensors)
             found = classes[kind](set(), parts) if kind else parts

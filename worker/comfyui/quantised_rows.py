@@ -55,6 +55,3 @@ def split_tensor(tensor: torch.Tensor, rows: int, first: int, step: int) -> tupl
     if not entries or len(tensor) - entries * rows >= step:
         return None
     return tensor[: entries * first], tensor[entries * first :]
-
-
-QUANTISED: dict[type, Any] = {QuantizedTensor: split_rows}  # for `parallel_mlp.SPLITS`

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from ..wire.private_folder import FOLDER
 
 # Methods of a diffusion model beside its forward that use its weights. ComfyUI calls them before the first step.
 SENT_METHODS = ("preprocess_text_embeds",)
@@ -41,8 +45,17 @@ class HostSource:
     detected: str = ""
 
     @property
+    def path(self) -> Path:
+        """Where the file is on this machine. Weights by value are in the memory of ComfyUI's machine. For the others
+        this is a link to a copy, and nothing of the path there is in its name."""
+        if not self.detected or os.environ.get("GROUP_RANK", "0") == "0":
+            return Path(self.file)
+        digest = hashlib.sha256(repr((self.file, self.mark)).encode()).hexdigest()[:16]
+        return Path(os.environ[FOLDER]) / f"weights-{digest}{Path(self.file).suffix}"
+
+    @property
     def files(self) -> tuple[str, ...]:
-        return tuple(map(str, weight_files(self.file)))
+        return tuple(map(str, weight_files(self.path)))
 
     @property
     def name(self) -> str:

@@ -68,8 +68,7 @@ class WorkerGroup(Supervisor):
     def patch(self, key: str, build: Callable[[], tuple[Header, Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.
 
-        key: tells these changes from all others; empty for no changes. build: returns PackedPatches as JSON, and their
-        tensors.
+        key: tells these changes from all others; empty for no changes. build: see `pack_patches`.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):

@@ -71,7 +71,7 @@ class Job(AllRanks):
     told: Header = field(default_factory=dict)
 
     def __post_init__(self, tensors: Tensors) -> None:
-        self.operation = operation_of(self.header)
+        self.operation, self.links = operation_of(self.header), self.state.links
         latents = tensors.get(self.operation.latents)
         self.latents = None if latents is None else latents.shape  # the job frees them early
         self.ranks = dist.get_world_size()  # the number of ranks that run it; these are the first ones

@@ -21,9 +21,10 @@ from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.placement import describe_weights, place_model
 
 from ..comfyui.call_keys import COMPILED, GRAPH, KERNEL, OPTIONS
-from ..comfyui.merges import MergedFile
+from ..comfyui.patches import MergedFile
 from ..comfyui.source import HostSource, VaeSource
 from ..wire import operations as ops
 from ..wire.job_channel import RankChannel
@@ -33,7 +34,7 @@ from ..wire.tree import PREDICTION, pack, unpack
 from .agreement import DONE, REFUSED, JobEnded
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import own_bytes, release_memory
-from .model.copied_file import bring_file, find_copy
+from .model.copied_file import bring_copy
 from .model.host_model import HostModel
 from .request_checks import parse_field
 from .sampling import build_inpainting, build_stepper, unpack_passes
@@ -67,7 +68,7 @@ class Operations:
             )
         if plan.compile == ON:
             job.all_or_none(lambda: check_compiler(BY_PLAN, self.state.device))
-        held = find_copy(self.state, source)  # so that it does not go with the model
+        held = self.state.copies.get(source.path)  # so that it does not go with the model
         self.state.choose_model(source, plan)
         kept = self.state.find_reusable_model(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
@@ -78,27 +79,30 @@ class Operations:
         if not job.leave_to_plan():
             return
         if kept:
+            model = kept
             self.state.conditions.clear()
-            if (kept.mesh.plan, kept.mesh.groups()) != (plan, mesh.groups()):
+            if (model.mesh.plan, model.mesh.groups()) != (plan, mesh.groups()):
                 job.without_collectives(lambda: kept.replan(mesh))
-        here = source if kept else bring_file(job, source, held)
-        model = kept or job.all_or_none(lambda: HostModel.build(source, mesh, job.check, here))
+        else:
+            copy = bring_copy(job, source, held)
+            model = job.all_or_none(lambda: HostModel.build(source, mesh, job.check))
+            model.copy = copy
         self.state.keep_model(model)
         self.place_weights(job, model)
         job.told[ops.BESIDE] = self.state.loaded.get(ops.BESIDE, "")
 
     def place_weights(self, job: Job, model: HostModel, working: int = 0) -> None:
-        """Puts the weights where the plan keeps them, see `WeightPlacement`. If that fails, no model is loaded. Parked
+        """Puts the weights where the plan keeps them, see `place_model`. If that fails, no model is loaded. Parked
         weights come back to the device first. If it has no room for them, they stay parked."""
         self.unpark(job, model.parking)
         self.state.make_way(job, model, working)
         self.state.before = own_bytes(self.state.device)
         try:
-            model.placement.place(job, model, model.mesh.plan, working)
+            place_model(job, model, working)
         except JobEnded:
             self.state.drop_model()
             raise
-        self.state.loaded = {**self.state.loaded, "weights": model.placement.describe(job, model)}
+        self.state.loaded = {**self.state.loaded, "weights": describe_weights(job, model)}
         self.state.publish()
 
     def make_room(self, job: Job, model: HostModel, working: int) -> None:
@@ -115,7 +119,8 @@ class Operations:
         """Applies these changes to the file's weights, in place of the earlier changes. If that fails, no model is
         loaded."""
         model = self.get_model(job)
-        files = [MergedFile(bring_file(job, HostSource.from_json(fields))) for fields in job.header["files"]]
+        sources = map(HostSource.from_json, job.header["files"])
+        files = [MergedFile(source, bring_copy(job, source)) for source in sources]
         own = {name: tensor.clone() for name, tensor in tensors.items()}  # the request's memory is used again
         job.without_collectives(lambda: model.patch(job.header["patches"], own, files))
         model.patched = job.header["key"]
@@ -219,14 +224,14 @@ class Operations:
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
         state.forget_steps()
-        if state.vae is None or state.vae.source != source:
+        if state.vae is None or state.vae_source != source:
             state.vae = None
             release_memory(state.device)
-            state.vae = load_rank_vae(source, tensors, job)
+            state.vae, state.vae_source = load_rank_vae(source, tensors, job), source
             if state.vae is None:
                 job.told[ops.LACKING] = True
                 return None
-        self.unpark(job, state.vae.parallel.parking)
+        self.unpark(job, state.vae.parking)
         try:
             return run_rank_vae(state.vae, job.header["direction"], job, tensors)
         except (RequestError, JobEnded):  # all ranks raise it
@@ -241,7 +246,7 @@ class Operations:
         self.state.loaded = {**self.state.loaded, ops.BESIDE: "", "aside": []}
         self.state.conditions.clear()
         if vae := self.state.vae:  # the VAE first, because all ranks have it; some may have no part of the model
-            self.park_weights(job, vae.parallel.parking, ())
+            self.park_weights(job, vae.parking, ())
         if job.leave_to_plan() and (model := self.state.model):
             model.begin_sampling("")
             model.fetched.await_fetches()  # a refused forward may still fetch into this memory

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,10 +18,9 @@ from parallel_backend.groups.communicators import count_weights_communicator
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.weights.fitting import Links
-from parallel_backend.weights.placement import AllRanks
+from parallel_backend.weights.placement import AllRanks, count_lacking
 
 from ..comfyui.call_keys import take_new
-from ..comfyui.model import hide_from_management
 from ..wire.operations import BESIDE, FORGOTTEN
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
 FIGURES_SECONDS = 0.25  # the least time between figures while a request runs; a beat tells them as often
 
 
-class RankVae(NamedTuple):
-    """One of ComfyUI's own VAEs, run by all ranks together. source: where it was loaded from."""
-
-    source: VaeSource
-    parallel: ParallelVAE
-
-
 class RankState:
     """The thread that runs requests changes it. Another thread reads its status meanwhile."""
 
@@ -51,7 +43,7 @@ class RankState:
         self.device = device
         self.outside = outside_bytes(device)  # before communicators and weights take theirs
         self.model: HostModel | None = None  # in use
-        self.links: dict[tuple[int, int], Links] = {}  # see `WeightPlacement`
+        self.links: dict[tuple[int, int], Links] = {}  # see `AllRanks`
         self.aside: list[HostModel] = []  # the earliest used first; their plans have as many ranks as the last one
         # By the link to each, this rank's copies of files that are on another machine, see `copied_file.py`.
         self.copies: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
@@ -59,7 +51,8 @@ class RankState:
         self.before = 0  # this process's own memory when the load of the weights began
         self.loaded: dict[str, Any] = {}  # the model, for the status
         self.conditions: Tensors = {}
-        self.vae: RankVae | None = None
+        self.vae: ParallelVAE | None = None  # one of ComfyUI's own
+        self.vae_source: VaeSource | None = None  # where it was loaded from
         self.read_sensors = find_sensors(device)
         self.publish()
 
@@ -75,7 +68,6 @@ class RankState:
 
     def keep_model(self, model: HostModel) -> None:
         source, plan, self.model = model.source, model.mesh.plan, model
-        model.placement.links = self.links
         self.loaded = {
             "model": source.model_class,
             "files": list(source.files),
@@ -98,8 +90,7 @@ class RankState:
             # Parked weights are already in RAM. On the CPU, weights are pages of the files, which are soon read again.
             is_there = is_accelerator(self.device) and not model.parking.is_parked
             if is_there and plan.world_size not in self.crowded:
-                model.begin_sampling("")
-                hide_from_management(model.patcher)
+                model.hide()
                 self.aside.append(model)
                 self.forget_model()
         for found in [each for each in self.aside if each.source == source]:
@@ -126,7 +117,7 @@ class RankState:
         model.working_bytes = max(model.working_bytes, working)
         gone, lacked, plan, name = [], 0, model.mesh.plan, model.source.name
         savings = sum(map(count_savings, (model, *self.aside))) - count_weights_communicator(plan)
-        while self.aside and (lacking := model.placement.count_lacking(ranks, model, plan, networks)):
+        while self.aside and (lacking := count_lacking(ranks, model, networks)):
             gone, lacked = [*gone, *self.release(self.aside[:1])], lacked or lacking
         found = []
         if self.aside:
@@ -198,7 +189,7 @@ class RankState:
         models = [each for each in (self.model, *self.aside) if each]
         weights, resident = (sum(each.weight_bytes for each in models), sum(each.resident_bytes for each in models))
         figures = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
-        if self.model and (bringing := self.model.placement.bringing):
+        if self.model and (bringing := self.model.bringing):
             figures["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
         self.figures, self.published = figures, time.monotonic()
 
@@ -214,7 +205,7 @@ class RankState:
     @property
     def is_parked(self) -> bool:
         """Whether this rank has a model or a VAE, and all of it is in host memory."""
-        parkings = [part.parking for part in (self.model, self.vae and self.vae.parallel) if part]
+        parkings = [part.parking for part in (self.model, self.vae) if part]
         return bool(parkings) and all(parking.is_parked for parking in parkings)
 
 
@@ -228,5 +219,5 @@ def can_stay(model: HostModel, source: HostSource, plan: ParallelPlan) -> bool:
 def count_savings(model: HostModel) -> int:
     """Returns the bytes of a device that weights=shared saves, in comparison with where the weights are or, of a new
     model, will be."""
-    kept, count = model.placement.decided or model.mesh.plan, model.sizes.count_resident_bytes
+    kept, count = model.placed or model.mesh.plan, model.sizes.count_resident_bytes
     return max(count(kept)) - max(count(replace(kept, weights=SHARED, weight_blocks=0)))

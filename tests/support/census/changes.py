@@ -32,7 +32,7 @@ def cloned(census: Any, row: Row, model: Any, change: Callable[[Any], Any]) -> l
 
 def sample_after(census: Any, row: Row, model: Any) -> torch.Tensor:
     """The latents of the model alone, after something was done. Those of stock's are there already."""
-    is_ours = hasattr(model, "stand_in")
+    is_ours = hasattr(model, "remote_module")
     return census.sample(row, model) if is_ours or row.form or row.dtype != "default" else census.plain(row)
 
 
@@ -163,11 +163,11 @@ def written_while_here(census: Any, row: Row, model: Any, change: Callable[[Any]
     patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
     adapted = census.adapt(row, patched, lora=census.a_lora(row, model))
     found = [census.sample(row, adapted), census.sample(row, model)]
-    assert not hasattr(model, "stand_in") or not model.stand_in.stock.is_active, "the ranks should have it again"
+    assert not hasattr(model, "remote_module") or not model.remote_module.stock.is_active, "the ranks should have it"
     found.append(census.sample(row, patched))
     change(model.model.diffusion_model)
     found += [census.sample(row, model), census.sample(row, model)]
-    assert not hasattr(model, "stand_in") or census.why == ["weights that a node has written over"]
+    assert not hasattr(model, "remote_module") or census.why == ["weights that a node has written over"]
     return found
 
 
@@ -210,7 +210,7 @@ def changed_in_wrapper(census: Any, row: Row, model: Any, change: Changes) -> li
             return apply_model(given["input"], given["timestep"], **given["c"])
 
     found = [census.sample(row, wrapped(model, wrapper)), sample_after(census, row, model)]
-    assert not hasattr(model, "stand_in") or not model.stand_in.stock.is_active, "the ranks should have it again"
+    assert not hasattr(model, "remote_module") or not model.remote_module.stock.is_active, "the ranks should have it"
     return found
 
 

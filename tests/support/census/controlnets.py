@@ -117,7 +117,7 @@ def in_two_samplings(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     found, kept = [], []
     for _ in range(2):
         found.append(census.sample(row, model, positive=positive, negative=negative))
-        if hasattr(model, "stand_in"):
+        if hasattr(model, "remote_module"):
             kept.append(len(census.remote.inside.encoder.kept))
     assert kept in ([], [0, 1]), kept
     return found
@@ -129,7 +129,7 @@ def sent_once(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     with requests(census, "call") as sent:
         found = census.sample(row, model, positive=positive, negative=negative)
     hints = [sum(each.ndim == 4 and each.shape[1] == 3 for each in tensors.values()) for tensors in sent]
-    assert not hasattr(model, "stand_in") or hints == [1, 0], hints
+    assert not hasattr(model, "remote_module") or hints == [1, 0], hints
     return [found]
 
 

@@ -272,7 +272,7 @@ def choosing_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 def choosing_other_bits(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """Each kernel rounds in its own way, so other bits show that another one ran."""
     (chosen,) = choosing(census, row, model, "attention_split")
-    assert not hasattr(model, "stand_in") or not chosen.equal(census.sample(row, model))
+    assert not hasattr(model, "remote_module") or not chosen.equal(census.sample(row, model))
     return [chosen]
 
 

@@ -101,7 +101,7 @@ def two_in_a_row(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     census.said.clear()
     found = []
     for each, plan in ((adapted, "ulysses=2"), (second, "cfg=2")):
-        census.remote = each.stand_in
+        census.remote = each.remote_module
         census.plans.clear()
         found.append(census.sample(row, each))
         assert census.plans and {*census.plans} == {plan}, census.plans

@@ -40,7 +40,7 @@ def as_node() -> Iterator[list[str]]:
 
 
 def is_ours(model: Any) -> bool:
-    return hasattr(model, "stand_in")
+    return hasattr(model, "remote_module")
 
 
 class Loading:
@@ -83,14 +83,15 @@ class Loading:
 
     def parallelize(self, row: Row, model: Any) -> Any:
         """The model by *Parallelize Model* under the row's plan."""
-        node, of_model = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallelize", "load_model"))
+        names = ("parallelize", "model.sampling")
+        node, sampling = (importlib.import_module(f"pack.nodes.{name}") for name in names)
         asked, said = ParallelPlan(**row.plan) if row.plan else None, []
         with ExitStack() as stack:
             for place, name, value in (
-                (of_model, "worker_group", lambda _group: self.group),
-                (of_model, "prepare_model", lambda *_args: None),
-                (of_model, "choose_plan", self.choose_plan),
-                (of_model, "warn", said.append),
+                *((each, "worker_group", lambda _group: self.group) for each in (node, sampling)),
+                (node, "prepare_model", lambda *_args: None),
+                (node, "choose_plan", self.choose_plan),
+                (sampling, "warn", said.append),
                 (node, "show_on_node", said.append),
             ):
                 stack.enter_context(patch.object(place, name, value))
@@ -99,6 +100,6 @@ class Loading:
             self.taken, self.why = True, said
             self.said += said
         else:
-            self.remote = found.stand_in
+            self.remote = found.remote_module
             self.said += [text for text in said if "replaces" in text]
         return found

@@ -69,7 +69,7 @@ def on_device(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     found = [sample(census, row, model, network)]
     loaded = importlib.import_module("comfy.model_management").current_loaded_models
     is_loaded = any(each.model is not None and each.model.model is network.model for each in loaded)
-    assert is_loaded == (not hasattr(model, "stand_in")), "ComfyUI's device has loaded the network"
+    assert is_loaded == (not hasattr(model, "remote_module")), "ComfyUI's device has loaded the network"
     return found
 
 
@@ -110,7 +110,7 @@ def again(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
             with torch.no_grad():
                 change(network.up.weight)
         found.append(census.sample(row, patched if len(found) < 3 else model))
-        if hasattr(model, "stand_in"):
+        if hasattr(model, "remote_module"):
             kept.append(len(census.remote.inside.encoder.kept))
     assert found[0].equal(found[1]) and not found[1].equal(found[2])
     assert kept in ([], [0, 1, 0, 0]), kept

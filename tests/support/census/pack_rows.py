@@ -54,7 +54,7 @@ def counted(census: Any, row: Row, model: Any, name: str, steps: int) -> list[to
 
 def in_turns(census: Any, row: Row, model: Any, *names: str, **other: Any) -> list[torch.Tensor]:
     """Habits of two models that take turns in each step; empty for none. other: fields of the second one's row."""
-    second = census.load(replace(row, **other), hasattr(model, "stand_in"))
+    second = census.load(replace(row, **other), hasattr(model, "remote_module"))
     first, second = (
         census.run(HABIT_NODE, model=each, habit=name, moment="callback")[0] if name else each
         for each, name in zip((model, second), names, strict=True)
@@ -70,7 +70,7 @@ def freed_between(census: Any, row: Row, model: Any, device: str, node: str, **g
 
     def free(executor: Any, *args: Any, **kwargs: Any) -> Any:
         with patch.object(census.group, "device", device):
-            assert not hasattr(model, "stand_in") or census.group.park()
+            assert not hasattr(model, "remote_module") or census.group.park()
         return executor(*args, **kwargs)
 
     changed.add_wrapper_with_key("predict_noise", "free", free)

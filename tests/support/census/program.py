@@ -277,7 +277,7 @@ class Census(GivenNetworks):
         if row.does:
             return row.does(self, row, model)
         if is_ours(model):
-            model.stand_in.stock.give_back(model)  # from ComfyUI's own model, if the row before left it there
+            model.remote_module.stock.give_back(model)  # from ComfyUI's own model, if the row before left it there
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         before = set((self.base / "output").rglob("*.safetensors"))
         results = self.run(name, **self.inputs(node, row, model))

@@ -67,8 +67,8 @@ def look_up_names(comfyui: str, base: str, names: str) -> dict[str, Any]:
     """What Load DiT makes of names that a workflow gives: by name, what the node's check says of it (true, or words),
     the path that it means, and what executing it raises."""
     mount(comfyui, "--base-directory", base)
-    loader = importlib.import_module("pack.nodes.load_dit").LoadDiT
-    files = importlib.import_module("pack.nodes.model.model_files")
+    load_dit = importlib.import_module("pack.nodes.load_dit")
+    loader = load_dit.LoadDiT
 
     def raised(call: object, *arguments: object) -> str:
         try:
@@ -80,7 +80,7 @@ def look_up_names(comfyui: str, base: str, names: str) -> dict[str, Any]:
     return {
         name: {
             "valid": loader.validate_inputs(name),
-            "path": str(files.list_models().get(name, "")),
+            "path": str(load_dit.list_models().get(name, "")),
             "load": raised(loader.execute, name),
         }
         for name in json.loads(names)

@@ -17,7 +17,6 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.passes import Pass
 from tests.support.cases.families import FAMILIES, Family
 from worker.comfyui.call_keys import NEW_EACH_CALL
-from worker.comfyui.patches import PackedPatches
 from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.settings import Settings
@@ -155,11 +154,11 @@ class DirectGroup:
         name, shape = f"diffusion_model.{layer.name}", layer.shape
 
         def build() -> tuple[dict, dict[str, torch.Tensor]]:
-            packed = PackedPatches({}, {}, [])
+            patches, tensors = {}, {}
             if scale:
                 difference = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-                packed.patches[name] = [[scale, "", pack((difference,), name, packed.tensors), 1.0, None, False]]
-            return packed.to_json(), packed.tensors
+                patches[name] = [[scale, "", pack((difference,), name, tensors), 1.0, None, False]]
+            return {"patches": patches, "files": []}, tensors
 
         self.group.patch(f"{name} {scale}" if scale else "", build, go_on)
 

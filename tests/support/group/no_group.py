@@ -36,7 +36,7 @@ def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> dict[str,
 
     found: dict[str, Any] = {}
     ours = node.parallelize(census.load(row, False), plan, 1)
-    found["read before"] = ours.stand_in.weights.mapped is not None
+    found["read before"] = ours.remote_module.weights.mapped is not None
     found["sampled"] = [census.sample(row, ours).equal(census.sample(row, census.load(row, False))) for _ in range(2)]
     latents = torch.randn((1, 16, 1, 6, 5), generator=torch.Generator().manual_seed(1))
     (stock,) = census.run("VAELoader", vae_name=vae)
@@ -46,7 +46,7 @@ def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> dict[str,
     needed = importlib.import_module("pack.nodes.inside.networks").needed_of_vae
     found["needed"] = needed(shared) == needed(stock)
     refused, told = dict(found), list(said)
-    object.__setattr__(ours.stand_in.group.settings, "when_not_parallel", "refuse")
+    object.__setattr__(ours.remote_module.group.settings, "when_not_parallel", "refuse")
     for name, run in {
         "model": lambda: census.sample(row, ours),
         "vae": lambda: shared.decode(latents),
@@ -55,4 +55,4 @@ def main(comfyui: str, base: str, lacks: str, model: str, vae: str) -> dict[str,
             run()
         except importlib.import_module("pack.worker.errors").NoWorkerGroup as error:
             refused[name] = str(error)
-    return {**refused, "said": told, "runs": ours.stand_in.group.runs.to_json()}
+    return {**refused, "said": told, "runs": ours.remote_module.group.runs.to_json()}

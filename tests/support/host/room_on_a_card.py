@@ -73,7 +73,7 @@ class Scene:
         self.patches = importlib.import_module("comfy.model_patcher")
         self.management.get_torch_device = lambda: CARD
         self.management.get_free_memory = self.free
-        self.loader = importlib.import_module("pack.nodes.load_model")
+        self.loader = importlib.import_module("pack.nodes.parallelize")
         self.files, self.path = importlib.import_module("pack.nodes.model.host_file"), Path(model)
         self.plan = importlib.import_module("pack.nodes.parallel_plan")
         self.sizes = importlib.import_module("pack.parallel_backend.weights.sizes")

@@ -180,4 +180,4 @@ def held(module: ParallelModel) -> HostModel:
     module.complete = networks.complete
     source = HostSource(os.environ["COMFYUI_PATH"], (), "", "", "float32", "")
     parking = Parking(module.model, device)
-    return HostModel(source, source, patcher, module, parking, decoder, networks, {}, {}, working_bytes=sys.maxsize)
+    return HostModel(source, patcher, module, parking, decoder, networks, {}, {}, working_bytes=sys.maxsize)

@@ -116,7 +116,7 @@ def reasons_of(node_classes: Mapping[str, Any], node: str, patcher: Any) -> list
     options = with_networks(PATCHES.get(node), node_classes["ModelPatchLoader"]) or patched.model_options.get(
         "transformer_options", {}
     )
-    return [*patched.stand_in.describe(options)[1], *patched.reasons()]
+    return [*patched.remote_module.describe(options)[1], *patched.reasons()]
 
 
 def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

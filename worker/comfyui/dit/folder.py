@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...errors import ModelFileError
 from ...wire.json_object import parse_object
@@ -18,14 +18,6 @@ REQUIRED = (
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class DiTFolder(NamedTuple):
-    """config: of the transformer. scheduler: its scheduler's config; empty without one. class_names: by number."""
-
-    config: dict[str, Any]
-    scheduler: dict[str, Any]
-    class_names: dict[int, str]
-
-
 def is_dit(folder: Path) -> bool:
     """Whether a folder is of a class-conditional DiT."""
     try:
@@ -36,8 +28,9 @@ def is_dit(folder: Path) -> bool:
     return name == CLASS_NAME or (name, config.get("norm_type")) == (OLD_CLASS, NORM)
 
 
-def read_folder(folder: Path, tensors: int) -> DiTFolder:
-    """Reads the folder of a pipeline or of a transformer alone. tensors: the number that its files have. Raises
+def read_folder(folder: Path, tensors: int) -> tuple[dict[str, Any], dict[str, Any], dict[int, str]]:
+    """Reads the folder of a pipeline or of a transformer alone. Returns the configs of the transformer and of its
+    scheduler, which is empty without one, and the names of classes by number. tensors: how many its files have. Raises
     ModelFileError if its configs are broken."""
     config = read_config(folder)
     for key in REQUIRED:
@@ -50,11 +43,8 @@ def read_folder(folder: Path, tensors: int) -> DiTFolder:
         )
     index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
     names = read_json(index).get("id2label", {}) if index.exists() else {}
-    return DiTFolder(
-        config,
-        read_json(scheduler) if scheduler.exists() else {},
-        {int(number): name for number, name in names.items()},
-    )
+    class_names = {int(number): name for number, name in names.items()}
+    return config, read_json(scheduler) if scheduler.exists() else {}, class_names
 
 
 def read_config(folder: Path) -> dict[str, Any]:

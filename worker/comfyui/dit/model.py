@@ -13,7 +13,6 @@ import torch
 from comfy.model_base import ModelType
 
 from ...errors import ModelFileError, RequestRefused
-from .folder import DiTFolder
 from .module import DiT
 
 LATENT_FORMATS = {3: comfy.latent_formats.ChromaRadiance, 4: comfy.latent_formats.SD15}
@@ -74,9 +73,9 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
 class DiTConfig(comfy.supported_models_base.BASE):
     unet_extra_config = {}
 
-    def __init__(self, folder: DiTFolder) -> None:
-        """Raises ModelFileError if this pack cannot run the model."""
-        config, self.scheduler, self.class_names = folder
+    def __init__(self, config: dict[str, Any], scheduler: dict[str, Any], class_names: dict[int, str]) -> None:
+        """See `read_folder`. Raises ModelFileError if this pack cannot run the model."""
+        self.scheduler, self.class_names = scheduler, class_names
         channels = config["in_channels"]
         if channels not in LATENT_FORMATS:
             raise ModelFileError(
@@ -86,7 +85,7 @@ class DiTConfig(comfy.supported_models_base.BASE):
         if other:
             raise ModelFileError(f"The DiT's config has {', '.join(other)}, which this pack does not support.")
         self.latent_format = LATENT_FORMATS[channels]
-        self.kind, self.sampling_settings = noise_schedule(self.scheduler)
+        self.kind, self.sampling_settings = noise_schedule(scheduler)
         super().__init__({"config": {**DEFAULTS, **config}})
 
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> ClassConditionalDiT:

@@ -3,10 +3,8 @@ its bytes come once to each other machine, over the connection by which ranks ag
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +15,12 @@ from parallel_backend.errors import NoRoomError
 from parallel_backend.groups.collectives import gather_numbers
 from parallel_backend.weights.free_ram import available_ram_bytes
 
-from ...comfyui.model import is_gguf
 from ...comfyui.source import HostSource
 from ...launch.torchrun import is_one_machine
-from ...wire.private_folder import FOLDER, find_room
+from ...wire.private_folder import find_room
 
 if TYPE_CHECKING:
     from ..job import Job
-    from ..state import RankState
 
 PIECE = 16 << 20  # bytes sent at a time: between two pieces, ComfyUI can cancel the job
 
@@ -48,37 +44,19 @@ class FileCopy:
             raise NoRoomError(f"The ranks need its weights in a file, which cannot be written ({error}).") from error
 
 
-@dataclass(frozen=True)
-class CopiedSource(HostSource):
-    """A source whose file is a copy. It keeps the copy."""
-
-    copy: FileCopy | None = field(default=None, compare=False)
-
-
 def remove(*paths: Path) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
 
 
-def find_link(source: HostSource) -> Path:
-    """Returns the link to a source's copy. Nothing of the file's path is in it, as this is another machine's."""
-    digest = hashlib.sha256(repr((source.file, source.mark)).encode()).hexdigest()[:16]
-    return Path(os.environ[FOLDER]) / f"weights-{digest}{'.gguf' if is_gguf(source.file) else '.safetensors'}"
-
-
-def find_copy(state: RankState, source: HostSource) -> FileCopy | None:
-    """Returns the copy that this rank has for all ranks of its machine."""
-    return state.copies.get(find_link(source)) if source.detected else None
-
-
-def bring_file(job: Job, source: HostSource, held: FileCopy | None = None) -> HostSource:
-    """Returns the source of a file on this machine. If it is of weights by value, each machine that lacks them gets
-    them first. All ranks of the job call this. Raises JobEnded. held: what `find_copy` found; it may be gone by now."""
+def bring_copy(job: Job, source: HostSource, held: FileCopy | None = None) -> FileCopy | None:
+    """Brings the weights by value of a source to each machine that lacks them, to `HostSource.path`. Returns the copy
+    for what needs it, if this rank has it for its machine. All ranks of the job call this. Raises JobEnded. held: the
+    copy of the last model, which may be gone by now."""
     if not source.detected or is_one_machine():
-        return source
-    link, rank = find_link(source), dist.get_rank()
-    copied = held or find_copy(job.state, source)
-    is_elsewhere = os.environ["GROUP_RANK"] != "0"
+        return None
+    rank, is_elsewhere = dist.get_rank(), os.environ["GROUP_RANK"] != "0"
+    copied = held or job.state.copies.get(source.path)
     lacks = is_elsewhere and os.environ["LOCAL_RANK"] == "0" and copied is None
     size = job.all_or_none(lambda: 0 if is_elsewhere else os.path.getsize(source.file))
     told = gather_numbers((size, int(lacks)), job.control_group)
@@ -86,9 +64,9 @@ def bring_file(job: Job, source: HostSource, held: FileCopy | None = None) -> Ho
         size, _ = told[0]
 
         def open_file() -> tuple[FileCopy | None, torch.Tensor]:
-            own = FileCopy(link, size) if lacks else copied
-            path = str(link) if lacks else source.file if rank == 0 else ""
-            return own, torch.from_file(path, lacks, size, dtype=torch.uint8) if path else torch.empty(0)
+            own = FileCopy(source.path, size) if lacks else copied
+            reads = lacks or rank == 0
+            return own, torch.from_file(str(source.path), lacks, size, dtype=torch.uint8) if reads else torch.empty(0)
 
         copied, pages = job.all_or_none(open_file)
         for start in range(0, size, PIECE):
@@ -98,8 +76,6 @@ def bring_file(job: Job, source: HostSource, held: FileCopy | None = None) -> Ho
             if lacks:
                 dist.recv(piece, 0, group=job.control_group)
             job.all_or_none(job.check)
-    if not is_elsewhere:
-        return source
     if copied:
-        job.state.copies[link] = copied
-    return CopiedSource(**{**vars(source), "file": str(link)}, copy=copied)
+        job.state.copies[source.path] = copied
+    return copied

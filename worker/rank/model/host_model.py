@@ -21,21 +21,20 @@ from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
 from parallel_backend.parallel_model import ParallelModel, RunOptions, moved
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.passes import Pass
 from parallel_backend.seams.forward import NodeCode
 from parallel_backend.weights.flat_block import FlatBlock, Values, aliases
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
 from ...comfyui.call_keys import CONTROL, GRAPH, OPTIONS, SAMPLING
 from ...comfyui.entry import enter_at
-from ...comfyui.merges import PREFIX, MergedFile
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ...comfyui.patches import offload_patched, patch_weight, set_patches
+from ...comfyui.patches import PREFIX, MergedFile, offload_patched, patch_weight, set_patches
 from ...comfyui.source import SENT_METHODS, HostSource
 from ...inside.changes import Leftovers, apply_changes
 from ...inside.code_files import CodeFiles
@@ -53,15 +52,13 @@ Asked = TypeVar("Asked", Call, Pass)
 
 @dataclass(eq=False)
 class HostModel:
-    """source: the file, as it was asked for. here: the same on this machine, which may be a copy.
-    patcher: ComfyUI's own; it changes the weights and restores them.
+    """patcher: ComfyUI's own; it changes the weights and restores them.
     parallel: the model on the mesh.
     in_file: by name, the weights in the file's pages, as the file has them.
     dtypes: by name in the diffusion model, the dtype of weights that the file has in another dtype.
     kernels: by name, those that nodes chose for attention under this plan; or why a rank cannot use it, in words."""
 
     source: HostSource
-    here: HostSource
     patcher: Any
     parallel: ParallelModel
     parking: Parking
@@ -73,23 +70,26 @@ class HostModel:
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights while they are dequantised
     leftovers: Leftovers = field(default_factory=Leftovers)
-    placement: WeightPlacement = field(default_factory=WeightPlacement)
+    placed: ParallelPlan | None = None  # see `PlacedModel`
+    placed_for: tuple[str, int] = ("", 0)
+    bringing: int = 0
+    copy: Any = None  # of the file, see `bring_copy`
     patched: str = ""  # the key of the changes to the weights; empty for none
     working_bytes: int = 0  # bytes that a forward needs on the device in addition to the weights, by ComfyUI's estimate
 
     @classmethod
-    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on, here: HostSource | None = None) -> HostModel:
+    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
         """Maps the file, whose pages the ranks of a machine share. `bring` then brings the weights. Runs no
         collectives. check: called between the steps; it may raise. Raises ModelFileError, PlanError, or what `check`
         raises."""
         import_comfyui(source)
         import comfy.model_patcher
+        from comfy.quant_ops import QuantizedTensor
 
-        from ...comfyui.quantised_rows import QUANTISED
+        from ...comfyui.quantised_rows import split_rows
 
-        SPLITS.update(QUANTISED)
-        here = here or source
-        model, in_pages, dtypes = map_model(here, check)
+        SPLITS[QuantizedTensor] = split_rows
+        model, in_pages, dtypes = map_model(source, check)
         in_file = aliases(model, in_pages)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
         parallel = ParallelModel(model.diffusion_model, mesh, compute, dtypes)
@@ -102,7 +102,7 @@ class HostModel:
         decoder = Decoder(files, model.diffusion_model, lambda: parallel.mesh.device)
         networks = AddedNetworks(model, parallel)
         parallel.complete = networks.complete
-        return cls(source, here, patcher, parallel, parking, decoder, networks, in_file, dtypes)
+        return cls(source, patcher, parallel, parking, decoder, networks, in_file, dtypes)
 
     def bring(self, numbers: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -168,6 +168,15 @@ class HostModel:
             self.leftovers.end()
             self.networks.clear()
             self.decoder.begin_sampling(sampling, kept)
+
+    def hide(self) -> None:
+        """Ends the sampling, and hides the model from ComfyUI's memory management until it is loaded again. To make
+        room for another model, that would move its weights to RAM, on this rank alone."""
+        import comfy.model_management
+
+        self.begin_sampling("")
+        loaded = comfy.model_management.current_loaded_models
+        loaded[:] = [each for each in loaded if each.model is not self.patcher]
 
     def take_objects(self, options: dict[str, Any]) -> None:
         """Adds the functions and objects in a call's options to those of the sampling. Raises RequestError."""
@@ -256,7 +265,7 @@ class HostModel:
         """Applies these changes to the file's weights, in place of the earlier changes. It runs outside of inference
         mode, in which quantised weights cannot be changed. Runs no collectives.
 
-        patches: see `PackedPatches`. files: of other models, for a merge. They stay mapped only if weights change
+        patches: see `pack_patches`. files: of other models, for a merge. They stay mapped only if weights change
         whenever a layer runs. Raises ModelFileError before it changes anything.
         """
         for file in files:
@@ -287,7 +296,7 @@ class HostModel:
         again = self.rewritten | others
         in_file = self.in_file
         if not again <= in_file.keys():  # some were dequantised as they were loaded
-            in_file = dict(map_model(self.here)[0].named_parameters())
+            in_file = dict(map_model(self.source)[0].named_parameters())
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])

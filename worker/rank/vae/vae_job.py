@@ -15,10 +15,9 @@ from ...wire.operations import RANDOM, VAE_WEIGHTS
 from ...wire.tensors import Tensors
 from ..agreement import DONE, REFUSED, JobEnded
 from ..job import Job
-from ..state import RankVae
 
 
-def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | None:
+def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> ParallelVAE | None:
     """Builds the VAE on all ranks. tensors: of the request; they include the weights if ComfyUI sends them. Returns
     None if a rank lacks the weights: it finds no file, or the file makes another VAE than ComfyUI's.
 
@@ -36,23 +35,21 @@ def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae | No
     if vae is None or outcome.kind != DONE:
         raise JobEnded(outcome)
     sizes = VaeSizes(vae.spacial_compression_decode(), vae.latent_channels, vae.output_channels, vae.latent_dim + 2)
-    parallel = ParallelVAE(vae.first_stage_model, groups.world_axis(), sizes, groups.world_axis(CPU))
-    return RankVae(source, parallel)
+    return ParallelVAE(vae.first_stage_model, groups.world_axis(), sizes, groups.world_axis(CPU))
 
 
-def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
+def run_rank_vae(vae: ParallelVAE, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
     """Returns the result on rank 0. If the VAE draws noise, ComfyUI's random state after the run is part of it.
 
     Raises RequestError on all ranks alike, and JobEnded, also if ComfyUI has cancelled it.
     """
-    parallel, state = vae.parallel, tensors.get(RANDOM)
-    generator = generators(parallel.device)[-1]
+    state, generator = tensors.get(RANDOM), generators(vae.device)[-1]
     if state is not None and state.shape == generator.get_state().shape:
         generator.set_state(state)
     elif state is not None:  # ComfyUI computes on another kind of device
         generator.manual_seed(int(state.long().sum()))
-    with same_chunk_size(parallel, job):
-        run = {"decode": parallel.decode, "encode": parallel.encode}[direction]
+    with same_chunk_size(vae, job):
+        run = {"decode": vae.decode, "encode": vae.encode}[direction]
         result = run(tensors["input"], lambda: job.all_or_none(job.check))
     if result is None:
         return None

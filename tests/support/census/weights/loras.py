@@ -129,7 +129,7 @@ def patched(census: Any, row: Row, model: Any, make: Any, why: str) -> list[torc
     found = [census.sample(row, adapted)]
     assert not is_ours(model) or why in census.why[0], census.why
     found.append(sample_after(census, row, model))
-    assert not is_ours(model) or not model.stand_in.stock.is_active, "the ranks should have it again"
+    assert not is_ours(model) or not model.remote_module.stock.is_active, "the ranks should have it again"
     return found
 
 

@@ -110,7 +110,7 @@ def merged(census: Any, row: Row, model: Any, merge: Merge, **plan: Any) -> list
         lora = sum(tensor.nbytes for tensor in census.a_lora_model(row, model).values())
         (tensors,) = sent
         assert sum(tensor.nbytes for tensor in tensors.values()) <= lora, "weights went through the socket"
-        assert not second.stand_in.weights.mapped, "ComfyUI's process has read the second file"
+        assert not second.remote_module.weights.mapped, "ComfyUI's process has read the second file"
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in census.group.status()["pids"]]
         assert not any(f"/{other(row, OTHER)}.safetensors" in each for each in maps), "a rank still has the second file"
     return [*found, sample_after(census, row, model)]

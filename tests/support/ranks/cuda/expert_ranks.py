@@ -34,6 +34,7 @@ from tests.support.labelled.card import card  # noqa: E402
 from tests.support.labelled.tensors import GPU, on_gpu  # noqa: E402
 from tests.support.labelled.watch import Memory  # noqa: E402
 from tests.support.labelled.whole_way import make_executor  # noqa: E402
+from tests.support.ranks.files.tiny_flux import NO_MERGE  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import pack_patches  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
@@ -118,8 +119,7 @@ def adapter() -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(1)
     up, down = torch.randn(64, 2, generator=generator), torch.randn(2, 256, generator=generator)
     value = LoRAAdapter(set(), (0.2 * up, 0.2 * down, None, None, None, None))
-    packed = pack_patches({f"diffusion_model.{CHANGED}": [(1.0, value, 1.0, None, None)]})
-    return packed.to_json(), packed.tensors
+    return pack_patches({f"diffusion_model.{CHANGED}": [(1.0, value, 1.0, None, None)]}, NO_MERGE)
 
 
 def of_case(case: Case, group: Any, use: Use, working: dict[str, int]) -> list[dict[str, Any]]:
@@ -167,8 +167,7 @@ def park_weights(_operations: Any, _job: Any, parking: Any, _places: Any) -> Non
 
 
 def none() -> tuple[Any, Any]:
-    packed = pack_patches({})
-    return packed.to_json(), packed.tensors
+    return pack_patches({}, NO_MERGE)
 
 
 def on_ranks(cases: str, out: str) -> None:

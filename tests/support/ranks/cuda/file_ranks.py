@@ -30,7 +30,7 @@ from parallel_backend.groups.mesh import build_mesh  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from parallel_backend.seams.forward import Forward  # noqa: E402
-from parallel_backend.weights.placement import AllRanks, WeightPlacement  # noqa: E402
+from parallel_backend.weights.placement import AllRanks, place_model  # noqa: E402
 from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
@@ -112,7 +112,7 @@ def reference(plan: ParallelPlan, *of_source: str) -> Reference:
     with off_gpu() if plan.world_size == 1 else contextlib.nullcontext(), torch.no_grad():  # else, seams have modes
         model = HostModel.build(source_of(*of_source), mesh)
         model.bring((), None)
-        weights, (patches, factors, _) = model.weight_bytes, lora(model, 0.02)
+        weights, (patches, factors) = model.weight_bytes, lora(model, 0.02)
         outputs = [call(model)]
         model.patch(patches, factors)
         outputs.append(call(model))
@@ -132,9 +132,9 @@ def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
         there.leave(int(case.share * weights))
     gc.collect()
 
-    before, placement, ranks = memory.in_use, WeightPlacement(), AllRanks(GPU)
+    before, ranks = memory.in_use, AllRanks(GPU)
     model = Noted.build(source_of(*of_source), build_mesh(plan, GPU))
-    placement.place(ranks, model, plan)
+    place_model(ranks, model)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
     pinner = model.fetched.store and model.fetched.store.pinner
     told["pinned"] = pinner.pinned if pinner else 0

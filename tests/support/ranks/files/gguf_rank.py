@@ -58,8 +58,7 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
 
 
 def adapt(model: HostModel) -> None:
-    packed = differences(model, (ADAPTED,))
-    model.patch(packed.patches, packed.tensors)
+    model.patch(*differences(model, (ADAPTED,)))
 
 
 def adapted(source: HostSource, is_fetched: bool) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import placement
-from parallel_backend.weights.placement import AllRanks
+from parallel_backend.weights.placement import AllRanks, describe_weights, place_model
 from tests.support.ranks.files.tiny_flux import calls, differences
 from worker.comfyui.model import import_comfyui
 from worker.comfyui.source import HostSource
@@ -71,8 +71,7 @@ def error(given: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 
 
 def adapt(model: HostModel) -> None:
-    packed = differences(model, ADAPTED)
-    model.patch(packed.patches, packed.tensors)
+    model.patch(*differences(model, ADAPTED))
 
 
 def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
@@ -80,19 +79,18 @@ def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
     world = dist.get_world_size()
     source = HostSource(comfyui, ("--cpu", "--use-pytorch-cross-attention"), file, "Flux", "float32", "float32")
     import_comfyui(source)
-    direct, place = CheckedRanks(CPU), placement.WeightPlacement()
+    direct = CheckedRanks(CPU)
 
     def load(**degrees: int) -> HostModel:
         plan = ParallelPlan(**degrees or {"ulysses": world})
         model = HostModel.build(source, build_mesh(plan, CPU))
-        place.asked = place.decided = None
-        place.place(direct, model, plan)
+        place_model(direct, model)
         return model
 
     def call(model: HostModel, size: tuple[int, ...] = SMALL) -> list[torch.Tensor]:
         asked = calls(latents=size)
         if (working := model.estimate_working_of_calls(asked)) > model.working_bytes:
-            place.place(direct, model, model.mesh.plan, working)
+            place_model(direct, model, working)
         return model.call(asked) or []
 
     def change(action: Callable[[], None]) -> None:
@@ -114,7 +112,7 @@ def on_ranks(comfyui: str, file: str, share: float) -> dict[str, Any]:
         found["loaded"] = model.resident_bytes
         found["equal"] = error(call(model), right[SMALL])
         found["resident"] = model.resident_bytes
-        found["weights"] = place.describe(direct, model)
+        found["weights"] = describe_weights(direct, model)
         change(lambda: adapt(model))
         found["adapted"] = error(call(model), adapted)
         found["changed"] = error(adapted, right[SMALL]) > 0

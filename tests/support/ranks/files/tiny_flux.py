@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from parallel_backend.groups.calls import Call
-from worker.comfyui.patches import PackedPatches, pack_patches
+from worker.comfyui.patches import pack_patches
 from worker.rank.model.host_model import HostModel
+from worker.wire.tensors import Tensors
 
 RANK = 2
 LATENTS, TEXT = (16, 8, 8), (7, 3584)
 TIMES = (0.5, 0.25)
+NO_MERGE: Any = None  # there is none to find a file of
 
 
 def calls(rows: int = 1, latents: tuple[int, ...] = LATENTS) -> list[Call]:
@@ -27,7 +29,9 @@ def call(model: HostModel, rows: int = 1) -> Any:
     return outputs[0] if outputs else None
 
 
-def lora(model: HostModel, scale: float, strength: float = 1.0, others: tuple[str, ...] = ()) -> PackedPatches:
+def lora(
+    model: HostModel, scale: float, strength: float = 1.0, others: tuple[str, ...] = ()
+) -> tuple[dict[str, list], Tensors]:
     """For each matrix of the blocks, and differences of other weights."""
     from comfy.weight_adapter import LoRAAdapter
 
@@ -47,10 +51,11 @@ def differences(
     strength: float = 1.0,
     generator: torch.Generator | None = None,
     patches: dict[str, list[tuple]] | None = None,
-) -> PackedPatches:
-    """Of weights by name. patches: of others, beside them."""
+) -> tuple[dict[str, list], Tensors]:
+    """Packed, of weights by name, and their tensors. patches: of others, beside them."""
     generator, found = generator or torch.Generator().manual_seed(1), dict(patches or {})
     for name in names:
         change = 0.1 * torch.randn(model.parallel.model.get_parameter(name).shape, generator=generator)
         found[f"diffusion_model.{name}"] = [(strength, (change,), 1.0, None, None)]
-    return pack_patches(found)
+    fields, tensors = pack_patches(found, NO_MERGE)
+    return fields["patches"], tensors

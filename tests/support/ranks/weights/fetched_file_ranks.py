@@ -24,7 +24,6 @@ from tests.support.ranks import host_ranks  # noqa: F401 (imports ComfyUI, once 
 from tests.support.ranks.files import tiny_flux
 from tests.support.ranks.weights.fetching import Meshes, poison_buffers, same, ways_from
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
-from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.model.host_model import HostModel
 
@@ -65,8 +64,7 @@ def call(model: HostModel) -> Outputs:
 
 def adapt(model: HostModel, strength: float) -> None:
     """A LoRA for each matrix of the blocks, and a difference outside of them; without strength, none."""
-    packed = tiny_flux.lora(model, 0.05, strength, ("img_in.weight",)) if strength else pack_patches({})
-    model.patch(packed.patches, packed.tensors)
+    model.patch(*(tiny_flux.lora(model, 0.05, strength, ("img_in.weight",)) if strength else ({}, {})))
 
 
 def kinds(model: HostModel) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.weights.fitting import count_host_bytes
 from parallel_backend.weights.loading import ModelSource
-from parallel_backend.weights.placement import AllRanks, WeightPlacement
+from parallel_backend.weights.placement import AllRanks, place_model
 from parallel_backend.weights.sizes import fetched_blocks
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
@@ -58,7 +58,7 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     with Storages(files) as storages:
         model = built(case, ranks, plan)
         storages.peak = storages.live  # a model of ComfyUI's is made with room that nothing is written to
-        WeightPlacement().place(ranks, model, plan)
+        place_model(ranks, model)
         gc.collect()
         loaded, held = storages.peak, storages.live
         dist.barrier()
