@@ -25,7 +25,7 @@ from .json_object import parse_object
 from .tensors import Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_pieces
 
 MAGIC, IN_MEMORY = b"PDiT", b"PDiM"
-VERSION = 30
+VERSION = 31
 FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 NO_ROOM = "no room"  # the kind of an error for which ComfyUI's own model can run instead
 NEVER, ONCE, IN_BLOCKS = "never", "once", "in blocks"  # when ranks exchange something in a forward, for the status
