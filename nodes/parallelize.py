@@ -16,7 +16,15 @@ from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.plan import MODEL, ParallelPlan
 from ..worker.comfyui.source import HostSource
 from .errors import Refused
-from .incoming.model import Patcher, check_class, check_same, describe_in_memory, find_file, share_weights, take_changes
+from .incoming.model import (
+    Patcher,
+    check_class,
+    check_same,
+    describe_in_memory,
+    find_file,
+    take_changes,
+    take_file_pages,
+)
 from .model.host_file import DETECTORS, HostFile, describe_host_file, list_rank_arguments
 from .model.planned_module import PlannedModule
 from .model.remote_module import RemoteModule
@@ -96,7 +104,7 @@ def load_incoming(model: Patcher, asked: ParallelPlan | None, group: int) -> Rem
     name = name_of(model)
     try:
         new = load_described(check_same(model, describe_host_file(*find_file(model))), name, asked, group)
-        share_weights(model, new)
+        take_file_pages(model, new)
         return new
     except (ModelFileError, Refused) as error:
         if isinstance(model, RemoteModelPatcher) or type(model.model.model_config).__name__ in DETECTORS:

@@ -140,7 +140,7 @@ def list_node_changes(model: Patcher, file: HostFile) -> Iterator[str]:
         yield from (each.name for each in changes if each.kind not in (METHODS, FUNCTIONS))
 
 
-def share_weights(model: Patcher, new: RemoteModelPatcher) -> None:
+def take_file_pages(model: Patcher, new: RemoteModelPatcher) -> None:
     """Compares the weights of a stock MODEL with its file's, and gives it the file's pages in place of a copy in RAM.
     new: the ranks' MODEL of the same file. Raises Refused if nodes have written over weights."""
     remote = new.remote_module

@@ -109,7 +109,7 @@ class ReplacedMethods:
         return key == FORWARD and key in here and FORWARD not in self.stand_ins and owner in type(self.module).__mro__
 
     @contextmanager
-    def send(self, send: Callable[..., Any]) -> Iterator[None]:
+    def redirect(self, send: Callable[..., Any]) -> Iterator[None]:
         """While entered, a call goes to the ranks where it would begin with a function in a method's place."""
         replaced = next((each for each in self.find() if not each.goes_on), None)
         if replaced is None or self.sent:

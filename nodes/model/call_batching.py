@@ -49,7 +49,7 @@ def send_call(
     if remote:
         remote.check_options(options)
     try:
-        with remote.replaced_methods.send(remote.send) if remote else nullcontext():
+        with remote.replaced_methods.redirect(remote.send) if remote else nullcontext():
             return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
     except CallRecorded:
         return torch.zeros_like(x)

@@ -174,7 +174,8 @@ class RemoteModule:
         if self.stock.is_active:
             self.stock.remove_stand_ins()
         patcher.eject_clones()
-        reasons = self.reasons_now(patcher, options) + patcher.reasons()
+        self.begin_sampling()
+        reasons = self.explain_options(patcher, options) + patcher.reasons()
         if needs_ranks:
             reasons += [f"a change of its {each.name}" for each in self.replaced_methods.find()]
         if reasons and needs_ranks:
@@ -186,12 +187,11 @@ class RemoteModule:
         elif not self.stock.give_back(patcher):
             self.stock.take_over([WRITTEN], patcher)
 
-    def reasons_now(self, patcher: Patcher, options: Mapping[str, Any]) -> list[str]:
+    def explain_options(self, patcher: Patcher, options: Mapping[str, Any]) -> list[str]:
         """Returns why the ranks cannot run a call with these options, as far as this is known before a sampling.
         Attributes that a patcher has changed do not count, because it restores them."""
-        self.begin_sampling()
         own = {name.removeprefix(PREFIX) for name in patcher.object_patches_backup}
-        with self.replaced_methods.send(self.send):
+        with self.replaced_methods.redirect(self.send):
             changes = self.replaced_methods.choose(self.guard.changes(own, self.stock.is_active), {})
             _, reasons = self.inside.describe_call(options, *changes, dict)
         here = [name for name in self.stand_ins if self.stock.is_active and name in vars(self.module)]

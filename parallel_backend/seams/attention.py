@@ -261,7 +261,7 @@ class AttentionSeam:
         if not self.is_shared:
             return
         if RUNNING.compiles:
-            RUNNING.module = self
+            RUNNING.seam = self
             return
         self.calls_by_name = 0
         is_untraced = self.is_local and not is_traced()  # torch.compile cannot trace a replaced name
@@ -275,7 +275,7 @@ class AttentionSeam:
         if not self.is_shared:
             return
         if RUNNING.compiles:
-            RUNNING.module = None
+            RUNNING.seam = None
         else:
             self.attends_by_name = self.may_replace_name and 0 < self.calls == self.calls_by_name
             self.hooks.close()

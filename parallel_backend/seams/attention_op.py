@@ -26,14 +26,14 @@ class Running:
 
     by_path: the AttentionSeam of its modules.
     paths: of these modules; other paths need another graph.
-    module: the one that runs.
+    seam: of the module that runs.
     """
 
     def __init__(self) -> None:
         self.compiles = False  # whether blocks run compiled at all
         self.by_path: Mapping[str, Any] = {}
         self.paths: tuple[str, ...] = ()
-        self.module: Any = None
+        self.seam: Any = None
 
 
 RUNNING = Running()
@@ -53,13 +53,13 @@ def attention_op(
     call: int,
 ) -> torch.Tensor:
     """Computes the attention of the module at a path of the running block: BLHD, contiguous in this order."""
-    seam, running = RUNNING.by_path[path], RUNNING.module
-    RUNNING.module = None  # its own kernel is torch's
+    seam, running = RUNNING.by_path[path], RUNNING.seam
+    RUNNING.seam = None  # its own kernel is torch's
     try:
         attend = seam.attends[call]
         out_BHLD = attend(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     finally:
-        RUNNING.module = running
+        RUNNING.seam = running
     return out_BHLD.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
@@ -81,8 +81,8 @@ def traceable_attention(
 ) -> torch.Tensor:
     """Replaces `F.scaled_dot_product_attention` while blocks run compiled. A graph is valid for the `paths` that are
     read here."""
-    module = RUNNING.module if RUNNING.paths else None
-    if module is None:
+    seam = RUNNING.seam if RUNNING.paths else None
+    if seam is None:
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, module.path, module.count_call())
+    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, seam.path, seam.count_call())
     return attention_op(*given).transpose(1, 2)

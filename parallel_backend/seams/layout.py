@@ -55,7 +55,10 @@ def once_a_forward(
 
     @functools.wraps(count)
     def counted(layout: TokenLayout, *args: Given.args, **kwargs: Given.kwargs) -> Counted:
-        return layout.forward.once((count, *args, *kwargs.values()), lambda: count(layout, *args, **kwargs))
+        known, key = layout.slot.forward.known, (count, *args, *kwargs.values())
+        if key not in known:  # not `Forward.once`: blocks ask often, and each call of Python takes the host's time
+            known[key] = count(layout, *args, **kwargs)
+        return known[key]
 
     return counted
 

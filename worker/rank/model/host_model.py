@@ -20,7 +20,7 @@ from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models.checks import attention_sizes_of
 from parallel_backend.models.parallel_mlp import SPLITS
-from parallel_backend.parallel_model import ParallelModel, RunOptions, moved
+from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.passes import Pass
 from parallel_backend.seams.forward import NodeCode
@@ -31,7 +31,7 @@ from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
-from ...comfyui.call_keys import CONTROL, GRAPH, OPTIONS, SAMPLING
+from ...comfyui.call_keys import CONTROL, GRAPH, KERNEL, OPTIONS, SAMPLING
 from ...comfyui.entry import enter_at
 from ...comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
 from ...comfyui.patches import PREFIX, MergedFile, offload_patched, patch_weight, set_patches
@@ -350,19 +350,13 @@ class HostModel:
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
         """While entered, the model has the context's changes, attention kernel and compile settings."""
+        options = context.options
         if self.decoder.entries:
             self.leftovers.begin(self.parallel.model)
             self.networks.share_inside(self.decoder.networks)
-        compiles = self.parallel.compile_settings(context.compile, context.steps)
-        kernel = self.kernel_of(context.kernel) if compiles else None  # other calls get it by an option
-        code = max(context.code, NodeCode.INSIDE) if self.decoder.entries else context.code
-        options = RunOptions(code, kernel and kernel.backend, context.compile)
+            options = options._replace(code=max(options.code, NodeCode.INSIDE))
         with apply_changes(self.parallel.model, context.changes), self.parallel.running_with(options):
             yield
-
-    def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
-        self.begin_sampling(options.get(SAMPLING, ""))
-        return decode_options(options, self.decoder)
 
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call.
@@ -372,10 +366,14 @@ class HostModel:
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
-        options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
-        if kernel := self.kernel_of(context.kernel):
-            compiles = self.parallel.compile_settings(context.compile, context.steps)
-            options = {**options, **kernel.options_for(self.parallel, bool(compiles))}
+        given: dict[str, Any] = parse_field(dict, kwargs[OPTIONS], "options")
+        self.begin_sampling(given.get(SAMPLING, ""))
+        options, context = parse_field(partial(decode_options, self.decoder), given, "options")
+        if kernel := self.kernel_of(str(options.pop(KERNEL, ""))):
+            compiles = bool(self.parallel.compile_settings(context.options.compile, context.steps))
+            options |= kernel.options_for(self.parallel, compiles)
+            if compiles:  # other calls get it by this option
+                context = context._replace(options=context.options._replace(kernel=kernel.backend))
         if CONTROL in kwargs:
             control = parse_field(partial(decode_control, self.decoder), kwargs[CONTROL], CONTROL)
             kwargs = {**kwargs, CONTROL: control}
