@@ -137,7 +137,7 @@ def load_described(file: HostFile, name: str, asked: ParallelPlan | None, group:
     arguments = list_rank_arguments(plan.world_size * plan.patch_count > 1, device_type() == CPU)
     source = replace(file.source, arguments=arguments)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    planned = PlannedModule(workers, file.module, source.to_json(), costs, decided, name)
+    planned = PlannedModule(workers, file.module, source, costs, decided, name)
     return remote_patcher(file.model, RemoteModule(source, planned))
 
 

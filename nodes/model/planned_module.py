@@ -16,9 +16,9 @@ from ...parallel_backend.costs.forward import Work
 from ...parallel_backend.costs.memory import call_bytes
 from ...parallel_backend.plan import HOST, ParallelPlan
 from ...worker.comfyui.call_keys import MODEL_CHANGES, OPTIONS
+from ...worker.comfyui.source import HostSource
 from ...worker.errors import Explanation
 from ...worker.host.client import WorkerGroup
-from ...worker.wire.protocol import Header
 from ..costs.machine import measure
 from ..costs.plans import ONE_DEVICE, ModelCosts
 from ..inside.sharing import join, limit_work, list_unshared
@@ -31,7 +31,7 @@ from .sampling import check_interrupt, warn
 class PlannedModule:
     """A module whose calls run under the user's plan or an automatic one.
 
-    source: of the model, as JSON.
+    source: of the model.
     decided: decides the plan by the work of a call.
     name: of the model, as the user chose it.
     forced: the plan in its place, while a node's functions force another.
@@ -39,7 +39,7 @@ class PlannedModule:
 
     group: WorkerGroup
     module: torch.nn.Module
-    source: Header
+    source: HostSource
     costs: ModelCosts
     decided: PlanOfRun
     name: str
@@ -86,7 +86,7 @@ class PlannedModule:
         if not self.decided.follow(work):
             return
         self.forced, choice = None, self.decided.choice
-        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(choice.note))
+        logging.info("[ParallelDiT] %s: %s. %s", self.source.model_class, self.plan, join_remarks(choice.note))
         self.group.runs.planned(self.plan)
         if tried := choice.tried:
             self.group.runs.note(reason=f"auto tries {self.plan}, {tried[0]} of {tried[1]}.", is_stock=False)
@@ -153,7 +153,7 @@ class PlannedModule:
     @property
     def is_loaded(self) -> bool:
         """Whether the worker group holds this model under this plan; parked counts."""
-        return self.group.loaded == (self.source, self.plan.to_json())
+        return self.group.loaded == (self.source.to_json(), self.plan.to_json())
 
     def loaded_bytes(self) -> int:
         """Returns the bytes that the worker group keeps on ComfyUI's device, if it holds this model."""
@@ -173,7 +173,7 @@ class PlannedModule:
     def will_join(self, own: int, status: Mapping[str, Any]) -> bool:
         """Whether the ranks will load this model, of so many bytes on rank 0, beside those that they hold."""
         room = room_for_weights(self.plan, self.working)
-        if room is None or "memory" not in status or self.source["file"] in status.get("aside", ()):
+        if room is None or "memory" not in status or self.source.file in status.get("aside", ()):
             return False
         held = status["memory"][0]["resident_weights"]
         return 0 < held <= room.device - own

@@ -208,8 +208,8 @@ class RemoteModule:
                 self.load()
                 self.explain_compilation()
                 indices = order_branches(calls, planned.plan.cfg)
-                asked = [(calls[index].args, calls[index].kwargs) for index in indices]
-                asked[0] = (asked[0][0], self.add_objects(asked[0][1]))
+                asked = [(calls[index].args, as_sent(calls[index].kwargs)) for index in indices]
+                asked[0][1][OPTIONS] |= self.new_objects()
                 method = self.replaced_methods.method
                 answers = self.group.call(asked, check_interrupt, method, self.take_reply)
                 return [answers[indices.index(index)] for index in range(len(calls))]
@@ -224,8 +224,8 @@ class RemoteModule:
             self.take_over([f"what nodes run inside of it ({error.explanation.cause})"])
             raise CallRecorded from error
 
-    def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a call's arguments with those functions and objects that the ranks lack."""
+    def new_objects(self) -> dict[str, Any]:
+        """Returns the option with those functions and objects that the ranks lack; none if they lack nothing."""
         encoder, begins = self.inside.encoder, self.inside.encoder.kept is None
         if not self.group.has_objects_of(self.answered):
             if not begins:
@@ -233,7 +233,7 @@ class RemoteModule:
             encoder.forget_sent()
         self.answered = None
         changed, kept = encoder.changes(), encoder.kept if begins else []
-        return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: [kept, changed]}} if kept or changed else {**kwargs}
+        return {GRAPH: [kept, changed]} if kept or changed else {}
 
     def sample(self, call: SamplerCall, tensors: Tensors, passes: Sequence[Pass], on_step: OnStep) -> torch.Tensor:
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
@@ -249,8 +249,8 @@ class RemoteModule:
             planned.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
             self.load()
             self.explain_compilation()
-            first = first._replace(kwargs=self.add_objects(first.kwargs))
-            sent = [each._asdict() for each in (first, *passes[1:])]
+            sent = [each._replace(kwargs=as_sent(each.kwargs))._asdict() for each in passes]
+            sent[0]["kwargs"][OPTIONS] |= self.new_objects()
             return self.group.sample(call, tensors, sent, check_interrupt, on_step, self.take_reply)
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -279,13 +279,13 @@ class RemoteModule:
             name.removeprefix(PREFIX): value for name, value in objects.items() if name.startswith(PREFIX)
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
-        self.planned.source = replace(self.weights.source, **cast).to_json()
+        self.planned.source = replace(self.weights.source, **cast)
 
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
         planned = self.planned
         plan, remarks = (planned.plan.to_json(), planned.plan.world_size), remarks_to_json(planned.decided.choice.note)
-        said = self.group.load(planned.source, *plan, check_interrupt, remarks, planned.name)
+        said = self.group.load(planned.source.to_json(), *plan, check_interrupt, remarks, planned.name)
         if said:
             logging.info("[ParallelDiT] %s", said)
             show_on_node(said)
@@ -329,6 +329,11 @@ class RemoteModule:
         lasts. sampling: its name. say_once: says a text, once in it."""
         self.inside.encoder.begin_sampling()
         self.sampling, self.say_once = uuid.uuid4().hex, functools.cache(warn)
+
+
+def as_sent(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call's arguments as they go to the ranks: without the facts, by which its plan was chosen."""
+    return {**kwargs, OPTIONS: {name: value for name, value in kwargs[OPTIONS].items() if name != FACTS}}
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

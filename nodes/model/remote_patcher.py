@@ -60,9 +60,7 @@ def record_run(
         if callback is not None:
             callback(step, denoised, latents, total)
 
-    with runs.run(
-        node and node.node_id, planned.name, planned.begin_sampling(), planned.source["model_class"]
-    ) as record:
+    with runs.run(node and node.node_id, planned.name, planned.begin_sampling(), planned.source.model_class) as record:
         if remote.stock.is_active:
             runs.note(reason=remote.stock.why, is_stock=True)
         try:

@@ -112,7 +112,7 @@ class Scene:
         self.management.load_models_gpu([patcher])
         patcher.pre_run()
         remote = patcher.remote.planned
-        self.group.loaded = (remote.source, remote.plan.to_json())
+        self.group.loaded = (remote.source.to_json(), remote.plan.to_json())
         self.group.kept = self.group.weights = remote.weight_bytes(self.group.status())
         patcher.cleanup()
 
@@ -197,7 +197,7 @@ def main(comfyui: str, model: str) -> dict[str, Any]:
     management.load_models_gpu([scene.other])
     found["the group holds another"] = scene.outcome()
 
-    for held, aside in ((3, ()), (8, ()), (3, (scene.ours.remote.planned.source["file"],))):
+    for held, aside in ((3, ()), (8, ()), (3, (scene.ours.remote.planned.source.file,))):
         scene.begin_beside(2)
         scene.group.loaded, scene.group.kept = ({"another": "model"}, {}), held * GIGABYTE
         scene.group.others = {"memory": [{"resident_weights": held * GIGABYTE}], "aside": aside}

@@ -79,7 +79,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
     source = replace(file.source, arguments=pack("nodes.model.host_file").list_rank_arguments(True, True))
     decided = pack("parallel_backend.costs.auto").PlanOfRun(lambda _work: SimpleNamespace(plan=plan, note=()), True)
     planned = pack("nodes.model.planned_module").PlannedModule(
-        group, file.module, source.to_json(), file.costs, decided, source.model_class
+        group, file.module, source, file.costs, decided, source.model_class
     )
     remote = pack("nodes.model.remote_module").RemoteModule(source, planned)
     patcher = pack("nodes.model.remote_patcher").remote_patcher(file.model, remote)
@@ -89,7 +89,7 @@ def describe(node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) 
     for each in sorted(types):
         if reasons := reasons_of(node_classes, each, patcher):
             as_stock[each] = reasons
-        elif not all(facts.splits_tokens for _, facts in remote.inside.asked):
+        elif not all(facts.splits_tokens for facts in remote.inside.facts):
             whole_tokens.append(each)
     return {
         "model_class": file.source.model_class,

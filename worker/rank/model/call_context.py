@@ -23,7 +23,7 @@ class CallContext(NamedTuple):
 def decode_options(decoder: Decoder, options: Mapping[str, Any]) -> tuple[dict[str, Any], CallContext]:
     """Returns the options as ComfyUI's classes read them, beside KERNEL, and the context that they ask for. Raises
     RequestError."""
-    options = {name: value for name, value in options.items() if name not in (keys.SAMPLING, keys.FACTS)}
+    options = {name: value for name, value in options.items() if name != keys.SAMPLING}
     changes = [decoder.decode(each) for each in options.pop(keys.MODEL_CHANGES, [])]
     compiled, asked = options.pop(keys.COMPILED, None), options.pop(keys.NODE_FUNCTIONS, None)
     if asked is not None or changes:
