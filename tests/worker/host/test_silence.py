@@ -127,3 +127,14 @@ def test_the_system_tells_which_process_goes_on() -> None:
         process.kill()
         process.wait()
     assert explain_silence(process.pid) == "its process has ended"
+
+
+def test_a_rank_that_has_ended_is_seen_but_just_after_a_reply(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, each step of a sampling would wait for the system's answer."""
+    monkeypatch.setattr("worker.host.session.is_alive", lambda pid: pid != 200)
+    machine.session.replied, machine.now = 0.0, 0.01
+    assert not machine.session.has_lost_rank
+    machine.now = 1.0
+    assert machine.session.has_lost_rank
