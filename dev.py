@@ -16,7 +16,8 @@
 the long tests. --slowest only shows what each file took in the last whole run, which
 tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and
 the type checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside
-it. `pictures` makes the film and the pictures of the pages and templates. `gpu` runs the tests for
+it. `pictures` makes the film and the pictures of the pages and templates: the film has real times, so
+let nothing else run meanwhile. `gpu` runs the tests for
 GPUs on those of this machine, measures the time of a step, and writes gpu-report.md into the current
 folder; with --device cpu, to see what that is. --quick takes five minutes, needs no ComfyUI and no
 model, and answers three questions: does it run, is it exact, how much faster is it?
