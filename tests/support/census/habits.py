@@ -290,6 +290,7 @@ HABITS: dict[str, Row] = {
     **NETWORK_HABITS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
     "a number noted on the module": habit(ignored(), changed, lambda module: setattr(module, "census_steps", 3)),
+    "its _forward taken off the module": habit(ignored(), changed, lambda module: vars(module).pop("_forward", None)),
     "forward_orig": habit(
         as_stock(), changed, lambda module: setattr(module, "forward_orig", louder(module.forward_orig))
     ),
