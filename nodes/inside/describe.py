@@ -156,7 +156,7 @@ class Inside:
             if is_data and not (scope.functions or scope.classes):
                 return encoded
             scope.stays = False  # of what follows
-            codes = self.follow_code(scope) if known is None or known.reads_pack else []
+            codes = self.follow_code() if known is None or known.reads_pack else []
         facts = known or Facts(owner, is_stateless=not any(map(keeps_state, codes)))
         self.facts.append(facts._replace(place=place, between=between))
         return encoded
@@ -193,10 +193,10 @@ class Inside:
                 held = vars(part)
                 self.encoder.add_variables(part, {name: held[name] for name in names if name in held}, are_all=True)
 
-    def follow_code(self, scope: Scope) -> list[types.CodeType]:
+    def follow_code(self) -> list[types.CodeType]:
         """Returns the code of the functions that were named, and of what they call in node packs and in ComfyUI's own
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
-        followed: set[types.FunctionType] = set()
+        scope, followed = self.encoder.scope, set[types.FunctionType]()
         classes: set[type] = set()
         methods: list[tuple[str, types.FunctionType, bool]] = []
         names: set[str] = {"forward"}

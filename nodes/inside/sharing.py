@@ -65,7 +65,7 @@ def count_gathers(options: Options, forward: ForwardCost) -> int:
     return forward.count * places
 
 
-def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def compile_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those `torch.compile` arguments of ComfyUI's node with which the ranks compile the blocks; none if they
     do not, as for CUDA graphs: ranks exchange and fetch into other memory in each forward, and a CUDA graph would read
     the old one."""

@@ -40,7 +40,7 @@ from ..inside.controls import add_control_facts, encode_control
 from ..inside.describe import Inside, list_written
 from ..inside.module_guard import ModuleGuard, configs_of
 from ..inside.replaced_methods import ReplacedMethods
-from ..inside.sharing import compile_settings, join
+from ..inside.sharing import compile_arguments, join
 from ..plan_words import remarks_to_json
 from .deferred_weight import DeferredParameter
 from .local_weights import WRITTEN, LocalWeights
@@ -82,7 +82,7 @@ class RemoteModule:
         parts = {id(part): path for path, part in named.items()}
         self.inside = Inside(module, source, parts, lambda: not self.group.settings.machines)
         self.answered: str | None = ""  # the name of the sampling of the last reply; None if a request had none
-        self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
+        self.compiled: Mapping[str, Any] = {}  # see `compile_arguments`
         self.begin_sampling()
         self.patcher: Callable[[], Patcher | None] = lambda: None  # the patcher that ComfyUI has loaded
 
@@ -274,7 +274,7 @@ class RemoteModule:
         if key != self.patched[0] or not self.weights.shown:
             self.weights.show(patches)
         self.patched = key, patches
-        self.compiled = compile_settings(patcher.model_options.get(TORCH_COMPILE_KWARGS, {}))
+        self.compiled = compile_arguments(patcher.model_options.get(TORCH_COMPILE_KWARGS, {}))
         self.object_patches = {
             name.removeprefix(PREFIX): value for name, value in objects.items() if name.startswith(PREFIX)
         }
